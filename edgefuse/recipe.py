@@ -1,0 +1,358 @@
+"""What a recipe says: frozen models that forbid unknown keys, one class a section.
+
+A recipe is plain data. ``load_recipe`` (in :mod:`edgefuse.yaml_file`) turns a file into a
+:class:`Recipe`; the stages read its sections. Field descriptions are the documentation: the JSON
+Schema (``edgefuse schema``) and ``configs/README.md`` are generated from them.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    field_validator,
+    model_validator,
+)
+
+SHA256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$", description="SHA-256, 64 hex digits.")]
+NAME = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
+
+
+def _fraction(value: Any) -> Any:
+    """Accept ``1/255`` beside a plain number."""
+    if isinstance(value, str) and (m := re.fullmatch(r"\s*([\d.]+)\s*/\s*([\d.]+)\s*", value)):
+        if float(m[2]) == 0.0:
+            raise ValueError("division by zero")
+        return float(m[1]) / float(m[2])
+    return value
+
+
+def _mirror(value: str) -> str:
+    if re.fullmatch(r"https://\S+|file:\S+|wheel:[\w.-]+==[\w.!+-]+#\S+", value):
+        return value
+    raise ValueError(
+        "a mirror is https://..., file:PATH or wheel:PACKAGE==VERSION#PATH/IN/WHEEL, "
+        f"not {value!r}"
+    )
+
+
+Number = Annotated[float, BeforeValidator(_fraction)]
+Mirror = Annotated[str, Field(min_length=1)]
+
+
+class Section(BaseModel):
+    """A part of a recipe: immutable, typed, without unknown keys."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, strict=False)
+
+
+class Blob(Section):
+    """A file known by its content, with the places it may be downloaded from."""
+
+    file: str = Field(description="File name, for messages; {file} in a mirror stands for it.")
+    sha256: SHA256
+    mirrors: tuple[Mirror, ...] = Field(
+        min_length=1,
+        description="Tried in order: https://..., file:PATH, wheel:PACKAGE==VERSION#PATH/IN/WHEEL.",
+    )
+
+    @field_validator("mirrors")
+    @classmethod
+    def _known_schemes(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(_mirror(mirror) for mirror in value)
+
+
+class LocalFile(Section):
+    """A file on this machine. Its bytes enter the cache key."""
+
+    path: str = Field(description="Relative to the recipe's folder, or absolute; ${VARIABLES} ok.")
+    sha256: SHA256 | None = Field(None, description="Checked when given.")
+
+
+class TorchModel(Section):
+    """A PyTorch module built by an importable callable."""
+
+    callable: str = Field(
+        pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$",
+        description="module:callable; the recipe's folder and the working folder are importable.",
+    )
+    arguments: dict[str, Any] = Field({}, description="Keyword arguments of the callable.")
+    weights: Blob | LocalFile | Literal["random", "callable"] = Field(
+        description="A state dict by content or by path; 'random' (seeded, never releasable); "
+        "'callable': the callable loads them itself (then the export is never cached).",
+    )
+
+
+class TensorShape(Section):
+    """One model input."""
+
+    name: str = Field(min_length=1)
+    shape: tuple[Annotated[int, Field(gt=0, strict=True)], ...] = Field(
+        min_length=1, description="Static shape, batch first, in the source model's layout."
+    )
+    dtype: Literal["float32"] = "float32"
+
+
+class Model(Section):
+    """Where the model comes from: exactly one of torch, onnx, tflite."""
+
+    torch: TorchModel | None = None
+    onnx: LocalFile | None = Field(None, description="An .onnx file.")
+    tflite: LocalFile | None = Field(None, description="A float .tflite file: convert only checks.")
+    inputs: tuple[TensorShape, ...] = Field(
+        (), description="Names and shapes; needed for torch, checked for onnx."
+    )
+    outputs: tuple[str, ...] = Field((), description="Names of the outputs; needed for torch.")
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Model:
+        given = [k for k in ("torch", "onnx", "tflite") if getattr(self, k) is not None]
+        if len(given) != 1:
+            raise ValueError(f"give exactly one of torch, onnx, tflite (found: {given or 'none'})")
+        if self.torch and not (self.inputs and self.outputs):
+            raise ValueError("a torch model needs inputs (name, shape) and outputs (names)")
+        names = [i.name for i in self.inputs] + list(self.outputs)
+        if len(set(names)) != len(names):
+            raise ValueError(f"input and output names must differ: {names}")
+        return self
+
+    @property
+    def source(self) -> str:
+        return "torch" if self.torch else "onnx" if self.onnx else "tflite"
+
+    @property
+    def random_weights(self) -> bool:
+        return self.torch is not None and self.torch.weights == "random"
+
+
+class Preprocess(Section):
+    """The one contract from a picture to the model's input, used everywhere and shipped."""
+
+    resize: int | None = Field(
+        None, gt=0, description="Short side in pixels, bilinear with antialiasing; null: as it is."
+    )
+    crop: tuple[Annotated[int, Field(gt=0)], Annotated[int, Field(gt=0)]] = Field(
+        description="Height and width of the centre crop, in pixels."
+    )
+    colour: Literal["RGB", "BGR"] = Field("RGB", description="Order of the colour channels.")
+    scale: Number = Field(1 / 255, gt=0, description="Factor on the pixel values 0..255; 1/255.")
+    mean: tuple[float, float, float] = Field(
+        (0.0, 0.0, 0.0), description="Per channel, in the given colour order, after scaling."
+    )
+    std: tuple[float, float, float] = Field((1.0, 1.0, 1.0), description="As mean; positive.")
+    layout: Literal["NCHW", "NHWC"] = Field("NCHW", description="Of the source model's input.")
+
+    @field_validator("std")
+    @classmethod
+    def _positive(cls, value: tuple[float, float, float]) -> tuple[float, float, float]:
+        if min(value) <= 0:
+            raise ValueError("every standard deviation must be positive")
+        return value
+
+
+class Crops(Section):
+    """Seeded square crops of each picture, spread evenly over the pictures."""
+
+    count: int = Field(gt=0, description="Crops in all.")
+    seed: int = Field(0, ge=0)
+    min_fraction: float = Field(
+        0.5, gt=0, le=1, description="Least side of a crop, as a fraction of the short side."
+    )
+
+
+class Split(Section):
+    """A seeded shuffle of a folder, cut in two: give exactly one of first, after."""
+
+    seed: int = Field(0, ge=0)
+    first: int | None = Field(None, gt=0, description="Take the first N.")
+    after: int | None = Field(None, ge=0, description="Take all but the first N.")
+
+    @model_validator(mode="after")
+    def _one_part(self) -> Split:
+        if (self.first is None) == (self.after is None):
+            raise ValueError("give exactly one of first, after")
+        return self
+
+
+class Samples(Section):
+    """A set of samples: exactly one of manifest, folder, arrays."""
+
+    manifest: str | None = Field(
+        None, description="YAML list of pictures by content, relative to the recipe's folder."
+    )
+    folder: str | None = Field(
+        None, description="A folder of pictures, with labels.csv (file, class_index) or without."
+    )
+    arrays: str | None = Field(
+        None, description="An .npz keyed by input name (first axis: samples), or an .npy."
+    )
+    crops: Crops | None = Field(None, description="Pictures only; null: each picture once.")
+    split: Split | None = Field(None, description="Folders only; null: every picture.")
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> Samples:
+        given = [k for k in ("manifest", "folder", "arrays") if getattr(self, k) is not None]
+        if len(given) != 1:
+            raise ValueError(
+                f"give exactly one of manifest, folder, arrays (found: {given or 'none'})"
+            )
+        if self.split and not self.folder:
+            raise ValueError("split needs a folder")
+        if self.crops and self.arrays:
+            raise ValueError("crops need pictures, not arrays")
+        return self
+
+
+class Data(Section):
+    """The sample sets, by what they are for."""
+
+    calibration: Samples = Field(description="Sets the quantisation ranges.")
+    evaluation: Samples = Field(description="Judged by the accuracy gate; also parity checks.")
+    report: Samples | None = Field(None, description="Labelled; reported beside, never gated.")
+    labels: Blob | LocalFile | None = Field(
+        None, description="Class names, one a line, shipped in the bundle."
+    )
+
+
+class Export(Section):
+    """Torch (or a given ONNX file) to the unfused ONNX graph."""
+
+    opset: int = Field(18, ge=13, le=21, description="ONNX operator set.")
+    parity_samples: int = Field(4, gt=0, description="Real samples compared with eager PyTorch.")
+    max_relative_error: float = Field(1e-4, gt=0, description="Of the largest |output|.")
+
+
+class Fuse(Section):
+    """Graph fusion."""
+
+    skip: tuple[str, ...] = Field((), description="Passes not to run (`edgefuse passes`).")
+    require: dict[str, Annotated[int, Field(gt=0)]] = Field(
+        {}, description="Pass name -> how often it must fire, at least."
+    )
+    parity_samples: int = Field(2, gt=0)
+    max_relative_error: float = Field(1e-4, gt=0, description="Of the largest |output|.")
+    fold_size_limit_bytes: int = Field(
+        1 << 22, gt=0, description="Constant folding never makes a larger constant."
+    )
+
+
+class Convert(Section):
+    """Fused ONNX to float TFLite."""
+
+    parity_samples: int = Field(4, gt=0)
+    max_relative_error: float = Field(1e-4, gt=0, description="Of the largest |output|.")
+    timeout_s: int = Field(600, gt=0, description="Limit of the converter's child process.")
+
+
+class Quantize(Section):
+    """Float TFLite to full-integer TFLite: per-channel int8 weights, int8 activations."""
+
+    ranges: Literal["percentile", "minmax"] = "percentile"
+    tail_percent: float = Field(
+        0.01, ge=0, lt=50, description="Cut from each end of a tensor's values (percentile)."
+    )
+    input: Literal["int8", "float32"] = Field("int8", description="Type of the model's inputs.")
+    output: Literal["int8", "float32"] = Field("int8", description="Type of the outputs.")
+
+
+class Check(Section):
+    """The fusion contract on the int8 file."""
+
+    permit_float: tuple[str, ...] = Field(
+        (), description="TFLite operators that may stay float; recorded as evidence."
+    )
+    fused_activations: Literal["required", "reported"] = Field(
+        "required", description="Whether an activation fused in ONNX must be fused in TFLite."
+    )
+
+
+class AccuracyGate(Section):
+    """On data.evaluation, judged by the one-sided 95% bound, resampled by source picture."""
+
+    min_agreement_percent: float | None = Field(None, gt=0, le=100)
+    min_sqnr_db: float | None = Field(None)
+    max_drop_points: float | None = Field(None, ge=0, description="Top-1; needs labels.")
+    resamples: int = Field(2000, ge=200, description="Bootstrap resamples.")
+
+    @model_validator(mode="after")
+    def _has_threshold(self) -> AccuracyGate:
+        limits = (self.min_agreement_percent, self.min_sqnr_db, self.max_drop_points)
+        if all(limit is None for limit in limits):
+            raise ValueError("a gate without a threshold decides nothing: give at least one")
+        return self
+
+
+class MemoryGate(Section):
+    """Bytes the target's runtime needs for the int8 model."""
+
+    max_arena_bytes: int = Field(gt=0, description="Activations, built-in kernels.")
+    max_model_bytes: int | None = Field(None, gt=0, description="Size of the .tflite file.")
+
+
+class LatencyGate(Section):
+    """Int8 against float on the target, interleaved in fresh processes."""
+
+    max_ratio_to_float: float | None = Field(None, gt=0)
+    max_p90_ms: float | None = Field(None, gt=0, description="Only sensible on one known board.")
+    processes: int = Field(5, ge=2, le=50, description="Fresh processes.")
+    rounds: int = Field(40, ge=10, description="Interleaved rounds a process.")
+
+    @model_validator(mode="after")
+    def _has_threshold(self) -> LatencyGate:
+        if self.max_ratio_to_float is None and self.max_p90_ms is None:
+            raise ValueError("a gate without a threshold decides nothing: give at least one")
+        return self
+
+
+class Gates(Section):
+    """What the model must pass before it is packaged."""
+
+    accuracy: AccuracyGate | None = None
+    memory: MemoryGate | None = None
+    latency: LatencyGate | None = None
+
+
+class Package(Section):
+    """The bundle."""
+
+    golden_samples: int = Field(2, gt=0, le=64, description="Golden vectors, reference kernels.")
+
+
+class Recipe(Section):
+    """One model's way from source to a gated bundle."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+
+    schema_version: Literal[1] = Field(alias="schema", description="Always 1.")
+    name: NAME = Field(description="Names the artifacts and build/<name>/.")
+    description: str = Field("", description="For people: what this recipe can and cannot show.")
+    release: bool = Field(False, description="Built by `make release`.")
+    seed: int = Field(0, ge=0, description="Seeds every random choice.")
+    target: str = Field("host", description="A target of `edgefuse targets`.")
+    model: Model
+    preprocess: Preprocess | None = Field(None, description="Needed for picture data.")
+    data: Data
+    export: Export = Export()
+    fuse: Fuse = Fuse()
+    convert: Convert = Convert()
+    quantize: Quantize = Quantize()
+    check: Check = Check()
+    gates: Gates = Gates()
+    package: Package = Package()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Recipe:
+        if self.release and self.model.random_weights:
+            raise ValueError("random weights can never be released: set release: false")
+        gates = self.gates
+        if self.release and not (gates.accuracy and gates.memory and gates.latency):
+            raise ValueError("a released recipe needs all gates: accuracy, memory, latency")
+        sets = [self.data.calibration, self.data.evaluation, self.data.report]
+        if self.preprocess is None and any(s and not s.arrays for s in sets):
+            raise ValueError("picture data needs a preprocess section")
+        return self
