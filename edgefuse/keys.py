@@ -1,0 +1,225 @@
+"""Cache keys: everything that can change a stage's result, as readable parts and one digest.
+
+The parts are stored with the result, so that ``edgefuse why`` can say what changed. Files enter
+by content, never by path or mirror; our own code enters by the source of the stage's module and
+of all modules of this package that it imports, found by parsing, so that planning imports none
+of them.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import os
+import platform
+from collections.abc import Iterator, Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edgefuse.artifact import digest_bytes, digest_file, digest_json
+from edgefuse.errors import RecipeError, SourceError
+from edgefuse.recipe import Blob, LocalFile, Recipe, Section, TorchModel
+
+if TYPE_CHECKING:
+    from edgefuse.stage import Stage
+
+_PACKAGE = Path(__file__).parent
+
+
+def expand(text: str) -> str:
+    """Replace ${VARIABLES}.
+
+    Raises:
+        RecipeError: naming the variable that is not set.
+    """
+    result = os.path.expandvars(text)
+    if "$" in result:
+        raise RecipeError(
+            f"{text}: a variable is not set",
+            hint="set it in the environment, or give a path with --set",
+        )
+    return str(Path(result).expanduser())
+
+
+def resolve(base: Path, text: str) -> Path:
+    """A path of a recipe: absolute, or relative to the recipe's folder; ${VARIABLES} expanded."""
+    return base / expand(text)
+
+
+def local_file(base: Path, file: LocalFile, where: str = "") -> tuple[Path, str]:
+    """A recipe's local file and its SHA-256.
+
+    Raises:
+        RecipeError: the file is missing.
+        SourceError: its SHA-256 is not the recipe's.
+    """
+    path = resolve(base, file.path)
+    if not path.is_file():
+        raise RecipeError(
+            f"no such file: {path}", where=where, hint="paths are relative to the recipe's folder"
+        )
+    try:
+        found = digest_file(path)
+    except OSError as error:
+        raise RecipeError(f"cannot be read: {error.strerror}", where=str(path)) from None
+    if file.sha256 and found != file.sha256:
+        raise SourceError(
+            f"SHA-256 is {found}, the recipe says {file.sha256}",
+            where=str(path),
+            hint="the file changed: restore it, or correct the recipe",
+        )
+    return path, found
+
+
+def content(value: Any, base: Path) -> Any:
+    """A recipe value as it enters a key: files by content, descriptions and mirrors left out."""
+    if isinstance(value, Blob):
+        return {"sha256": value.sha256}
+    if isinstance(value, LocalFile):
+        return {"sha256": local_file(base, value)[1]}
+    if isinstance(value, Section):
+        fields = {name: content(getattr(value, name), base) for name in type(value).model_fields}
+        if isinstance(value, TorchModel):
+            fields["source"] = callable_digest(value.callable, base)
+        return fields
+    if isinstance(value, Mapping):
+        return {key: content(item, base) for key, item in sorted(value.items())}
+    if isinstance(value, tuple | list):
+        return [content(item, base) for item in value]
+    return value
+
+
+def section(recipe: Recipe, dotted: str) -> Any:
+    """The value at ``a.b`` of a recipe; None where a parent is None."""
+    value: Any = recipe
+    for name in dotted.split("."):
+        value = getattr(value, name) if value is not None else None
+    return value
+
+
+def static_parts(recipe: Recipe, stage: Stage, base: Path) -> dict[str, Any]:
+    """The parts of a key that are known before any stage has run."""
+    return {
+        "recipe": {"name": recipe.name, "seed": recipe.seed},
+        "config": {name: content(section(recipe, name), base) for name in stage.sections},
+        "tools": {"python": platform.python_version(), **versions(stage.tools)},
+        "code": code_digest(stage.run.__module__),
+    }
+
+
+def versions(distributions: tuple[str, ...]) -> dict[str, str]:
+    """Installed versions; 'missing' for what is not installed."""
+    return {name: version(name) for name in distributions}
+
+
+@functools.cache
+def version(distribution: str) -> str:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return "missing"
+
+
+def key_of(parts: Mapping[str, Any]) -> str:
+    return digest_json(parts)
+
+
+def differences(old: Any, new: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Every leaf that differs between two keys' parts, as (path, old, new)."""
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        for name in sorted(set(old) | set(new)):
+            yield from differences(old.get(name), new.get(name), f"{path}.{name}".lstrip("."))
+    elif old != new:
+        yield path, old, new
+
+
+@functools.cache
+def code_digest(module: str) -> str:
+    """SHA-256 over the sources of a module and of all modules of this package it reaches."""
+    seen: dict[str, str] = {}
+    pending = [module]
+    while pending:
+        name = pending.pop()
+        if name in seen:
+            continue
+        file = _module_file(name, _PACKAGE.parent)
+        if file is None:
+            continue
+        source, imports = _parse(file, name)
+        seen[name] = digest_bytes(source)
+        pending.extend(imports)
+    return digest_json(seen)
+
+
+@functools.cache
+def callable_digest(spec: str, base: Path) -> str:
+    """SHA-256 over the sources a user's ``module:callable`` reaches beside the recipe.
+
+    Modules beside the recipe, in the working folder or in this package are followed; installed
+    packages count by name and version only.
+    """
+    roots = [base.absolute(), Path.cwd(), _PACKAGE.parent]
+    seen: dict[str, str] = {}
+    pending = [spec.partition(":")[0]]
+    while pending:
+        name = pending.pop()
+        if name in seen:
+            continue
+        file = next((f for root in roots if (f := _module_file(name, root))), None)
+        if file is None:
+            seen[name] = version(name.partition(".")[0])
+            continue
+        source, imports = _parse(file, name)
+        seen[name] = digest_bytes(source)
+        pending.extend(imports)
+    return digest_json(seen)
+
+
+def _module_file(name: str, root: Path) -> Path | None:
+    path = root.joinpath(*name.split("."))
+    for candidate in (path.with_suffix(".py"), path / "__init__.py"):
+        if candidate.is_file():
+            return candidate
+    return None
+
+
+def _parse(file: Path, module: str) -> tuple[bytes, list[str]]:
+    """A module's source and the modules it may import, ``if TYPE_CHECKING`` blocks left out."""
+    source = file.read_bytes()
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError) as error:
+        raise RecipeError(f"not valid Python: {error}", where=str(file)) from None
+    package = module if file.name == "__init__.py" else module.rpartition(".")[0]
+    return source, sorted(set(_imports(tree, package)))
+
+
+def _imports(node: ast.AST, package: str) -> Iterator[str]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.dump(child.test):
+            continue
+        if isinstance(child, ast.Import):
+            yield from (alias.name for alias in child.names)
+        elif isinstance(child, ast.ImportFrom):
+            parts = package.split(".")
+            prefix = ".".join(parts[: len(parts) - child.level + 1]) if child.level else ""
+            stem = ".".join(filter(None, (prefix, child.module)))
+            yield stem
+            yield from (f"{stem}.{alias.name}" for alias in child.names)
+        elif isinstance(child, ast.Constant) and isinstance(child.value, str):
+            yield from _named_modules(child.value)
+        yield from _imports(child, package)
+
+
+def _named_modules(text: str) -> Iterator[str]:
+    """Modules that a string names: a worker run with ``-m``, or a registry's folder.
+
+    Stages are left out: they never depend on each other.
+    """
+    if not text.startswith("edgefuse.") or text == "edgefuse.stages" or " " in text:
+        return
+    yield text
+    folder = _PACKAGE.parent.joinpath(*text.split("."))
+    if folder.is_dir():
+        yield from (f"{text}.{file.stem}" for file in sorted(folder.glob("*.py")))

@@ -1,0 +1,271 @@
+"""The content-addressed store: bytes by digest, and which key made them.
+
+::
+
+    objects/ab/<sha256>          bytes, immutable
+    entries/<stage>/<key>.json   what a stage made under a cache key, with the key's parts
+    locks/<key>                  held while a key is being made, so that two runs share the work
+    work/xxxx/                   private folders of running stages
+
+A name appears only when its content is whole: data go to a temporary name on the same file
+system, are flushed to disk, then renamed. What is read is verified against its digest; a damaged
+entry is dropped and made anew.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NoReturn
+
+from edgefuse.artifact import Artifact, Product, Signature, digest_file, digest_json
+from edgefuse.errors import StoreError
+
+
+class Damaged(Exception):
+    """An entry of the store that cannot be trusted; the message says why."""
+
+
+def default_root() -> Path:
+    """``EDGEFUSE_CACHE``, else ``$XDG_CACHE_HOME/edgefuse``, else ``~/.cache/edgefuse``."""
+    if place := os.environ.get("EDGEFUSE_CACHE"):
+        return Path(place).expanduser().absolute()
+    home = os.environ.get("XDG_CACHE_HOME")
+    return (Path(home) if home else Path.home() / ".cache") / "edgefuse"
+
+
+def disk_error(error: OSError, place: Path) -> StoreError:
+    """An OSError in the user's words."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return StoreError(
+            "no space left on the disk",
+            where=str(place),
+            hint="free some space, or choose another place with EDGEFUSE_CACHE or --out; "
+            "`edgefuse doctor` shows what the store holds",
+        )
+    return StoreError(
+        f"cannot be written: {error.strerror or error}",
+        where=str(error.filename or place),
+        hint="check the permissions, or choose another place with EDGEFUSE_CACHE or --out",
+    )
+
+
+def raise_disk_error(error: OSError, place: Path) -> NoReturn:
+    raise disk_error(error, place) from error
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Write a whole file or nothing.
+
+    Raises:
+        StoreError: full disk, missing permission.
+    """
+    temporary: Path | None = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, name = tempfile.mkstemp(prefix=".tmp-", dir=path.parent)
+        temporary = Path(name)
+        with os.fdopen(descriptor, "wb") as stream:
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+        temporary.chmod(0o644)
+        temporary.replace(path)
+    except OSError as error:
+        if temporary is not None:
+            temporary.unlink(missing_ok=True)
+        raise_disk_error(error, path)
+    except BaseException:
+        if temporary is not None:
+            temporary.unlink(missing_ok=True)
+        raise
+
+
+def copy_atomically(source: Path, path: Path) -> None:
+    """Copy a file so that ``path`` is the whole new content or untouched."""
+    write_atomically(path, source.read_bytes())
+
+
+class Store:
+    """Artifacts under one root folder; safe for several processes at once."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def object_path(self, sha256: str) -> Path:
+        return self.root / "objects" / sha256[:2] / sha256
+
+    def _entry_path(self, stage: str, key: str) -> Path:
+        return self.root / "entries" / stage / f"{key}.json"
+
+    def has(self, stage: str, key: str) -> bool:
+        return self._entry_path(stage, key).is_file()
+
+    def entry(self, stage: str, key: str) -> dict[str, Any]:
+        """The record of an entry, without touching its bytes.
+
+        Raises:
+            Damaged: missing, not JSON, or altered since it was written.
+        """
+        path = self._entry_path(stage, key)
+        try:
+            record = json.loads(path.read_text(encoding="utf-8"))
+            body = record["record"]
+            if digest_json(body) != record["digest"] or body["key"] != key:
+                raise Damaged(f"{path}: does not match its own digest")
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise Damaged(f"{path}: {error}") from None
+        return dict(body)
+
+    def get(self, stage: str, key: str) -> Artifact:
+        """The artifact stored under a key, its bytes verified.
+
+        Raises:
+            Damaged: anything missing or altered.
+        """
+        record = self.entry(stage, key)
+        path = self.object_path(record["sha256"])
+        try:
+            found = digest_file(path)
+        except OSError as error:
+            raise Damaged(f"{path}: {error.strerror}") from None
+        if found != record["sha256"]:
+            raise Damaged(f"{path}: its bytes have SHA-256 {found}")
+        return Artifact(
+            kind=record["kind"],
+            path=path,
+            sha256=record["sha256"],
+            stage=stage,
+            key=key,
+            signature=Signature.from_json(record["signature"]),
+            parents=record["parents"],
+            evidence=record["evidence"],
+            seconds=record["seconds"],
+            reused=True,
+        )
+
+    def drop(self, stage: str, key: str) -> None:
+        """Forget an entry and its bytes (they are made anew by whoever needs them)."""
+        try:
+            sha256 = self.entry(stage, key)["sha256"]
+            path = self.object_path(sha256)
+            if path.is_file() and digest_file(path) != sha256:
+                path.unlink(missing_ok=True)
+        except (Damaged, OSError):
+            pass
+        self._entry_path(stage, key).unlink(missing_ok=True)
+
+    def put(
+        self,
+        product: Product,
+        *,
+        stage: str,
+        key: str,
+        parts: Mapping[str, Any],
+        parents: Mapping[str, str],
+        recipe: str,
+        seconds: float,
+    ) -> Artifact:
+        """Store a product under its key and hand it back as an artifact.
+
+        Raises:
+            StoreError: full disk, missing permission; nothing half-written remains.
+        """
+        sha256 = digest_file(product.path)
+        path = self.object_path(sha256)
+        if not (path.is_file() and digest_file(path) == sha256):
+            copy_atomically(product.path, path)
+        body = {
+            "key": key,
+            "parts": dict(parts),
+            "recipe": recipe,
+            "kind": product.kind,
+            "sha256": sha256,
+            "signature": product.signature.to_json(),
+            "parents": dict(parents),
+            "evidence": dict(product.evidence),
+            "seconds": seconds,
+        }
+        body = json.loads(json.dumps(body))
+        text = json.dumps({"digest": digest_json(body), "record": body}, sort_keys=True)
+        write_atomically(self._entry_path(stage, key), text.encode())
+        return Artifact(
+            kind=product.kind,
+            path=path,
+            sha256=sha256,
+            stage=stage,
+            key=key,
+            signature=product.signature,
+            parents=dict(parents),
+            evidence=body["evidence"],
+            seconds=seconds,
+        )
+
+    def latest(self, stage: str, recipe: str) -> dict[str, Any] | None:
+        """The newest intact entry that a recipe of this name made, for `why` and estimates."""
+        folder = self.root / "entries" / stage
+        if not folder.is_dir():
+            return None
+        for path in sorted(folder.glob("*.json"), key=lambda p: -p.stat().st_mtime_ns):
+            try:
+                record = self.entry(stage, path.stem)
+            except Damaged:
+                continue
+            if record["recipe"] == recipe:
+                return record
+        return None
+
+    @contextmanager
+    def lock(self, key: str) -> Iterator[None]:
+        """Hold a key. A second run waits here and then finds the first one's result."""
+        path = self.root / "locks" / key
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            stream = path.open("w")
+        except OSError as error:
+            raise_disk_error(error, path)
+        with stream:
+            fcntl.flock(stream, fcntl.LOCK_EX)
+            yield
+
+    @contextmanager
+    def work_folder(self) -> Iterator[Path]:
+        """A private folder, removed afterwards; leftovers of dead processes are swept."""
+        parent = self.root / "work"
+        try:
+            parent.mkdir(parents=True, exist_ok=True)
+            with self.lock("work"):
+                _sweep(parent)
+                folder = Path(tempfile.mkdtemp(dir=parent))
+                alive = (folder / ".alive").open("w")
+                fcntl.flock(alive, fcntl.LOCK_EX)
+        except OSError as error:
+            raise_disk_error(error, parent)
+        with alive:
+            try:
+                yield folder
+            finally:
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def size_bytes(self) -> int:
+        return sum(p.stat().st_size for p in self.root.rglob("*") if p.is_file())
+
+
+def _sweep(parent: Path) -> None:
+    """Remove the folders whose owner holds no lock any more: it was killed."""
+    for folder in parent.iterdir():
+        try:
+            with (folder / ".alive").open("w") as alive:
+                fcntl.flock(alive, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
+        except BlockingIOError:
+            continue
+        except OSError:
+            shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,261 @@
+"""YAML with places: safe loading, and validation errors that name file:line and the remedy.
+
+Only plain YAML is read (no tags that build objects); duplicate keys, which plain YAML loaders
+drop silently, are refused.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar, get_args
+
+import yaml
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from edgefuse.errors import RecipeError
+
+KeyPath = tuple[str | int, ...]
+ModelType = TypeVar("ModelType", bound=BaseModel)
+_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+@dataclass(frozen=True)
+class Document:
+    """A YAML file's data with the line of every key path.
+
+    Attributes:
+        path: the file.
+        data: plain dictionaries, lists and scalars.
+        lines: 1-based line by key path.
+        overrides: key paths set on the command line, with the text that set them.
+    """
+
+    path: Path
+    data: dict[str, Any]
+    lines: Mapping[KeyPath, int] = field(default_factory=dict)
+    overrides: Mapping[KeyPath, str] = field(default_factory=dict)
+
+    def where(self, path: KeyPath) -> str:
+        """``file:line`` of the key path or of its nearest ancestor; ``--set ...`` if it came so."""
+        for end in range(len(path), -1, -1):
+            for over, text in self.overrides.items():
+                if over == path[:end] or (end == len(path) and over[: len(path)] == path):
+                    return f"--set {text}"
+            if path[:end] in self.lines:
+                return f"{self.path}:{self.lines[path[:end]]}"
+        return str(self.path)
+
+
+def read_yaml(path: Path) -> Document:
+    """Read a YAML mapping.
+
+    Raises:
+        RecipeError: missing or unreadable file, not YAML, not a mapping, a duplicate key.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise RecipeError(f"no such file: {path}", hint=_nearby(path)) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecipeError(f"cannot be read: {error}", where=str(path)) from None
+    lines: dict[KeyPath, int] = {}
+    try:
+        loader = _Loader(text)
+        try:
+            node = loader.get_single_node()
+            data = _build(loader, node, (), lines, path) if node is not None else None
+        finally:
+            loader.dispose()
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"{path}:{mark.line + 1}" if mark else str(path)
+        problem = getattr(error, "problem", None) or str(error)
+        raise RecipeError(f"not valid YAML: {problem}", where=where) from None
+    except RecursionError:
+        raise RecipeError("YAML nested too deeply, or an alias of itself", where=str(path)) from None
+    if not isinstance(data, dict):
+        raise RecipeError("expected a mapping of keys at the top", where=str(path))
+    return Document(path, data, lines)
+
+
+def with_overrides(document: Document, settings: Sequence[str]) -> Document:
+    """Apply ``a.b=value`` settings; the value is YAML.
+
+    Raises:
+        RecipeError: for a setting without '=', or a path through something that is no mapping.
+    """
+    data = _copy(document.data)
+    overrides: dict[KeyPath, str] = {}
+    for text in settings:
+        keys, equals, value = text.partition("=")
+        if not equals or not keys.strip():
+            raise RecipeError(f"--set {text}: expected KEY.PATH=VALUE")
+        path: KeyPath = tuple(int(k) if k.isdigit() else k for k in keys.strip().split("."))
+        try:
+            parsed = yaml.load(value, Loader=_Loader)
+        except yaml.YAMLError:
+            raise RecipeError(f"--set {text}: the value is not valid YAML") from None
+        place: Any = data
+        for index, key in enumerate(path):
+            last = index == len(path) - 1
+            if isinstance(place, list) and isinstance(key, int) and key < len(place):
+                if last:
+                    place[key] = parsed
+            elif isinstance(place, dict) and isinstance(key, str):
+                if last:
+                    place[key] = parsed
+                elif not isinstance(place.get(key), dict | list):
+                    place[key] = {}
+            else:
+                raise RecipeError(
+                    f"--set {text}: {'.'.join(map(str, path[:index])) or 'the recipe'} "
+                    f"has no {key!r}"
+                )
+            if not last:
+                place = place[key]
+        overrides[path] = text
+    return Document(document.path, data, document.lines, overrides)
+
+
+def validate(document: Document, model: type[ModelType]) -> ModelType:
+    """Turn a document into a frozen model.
+
+    Raises:
+        RecipeError: every problem with its place, key path, what is allowed, nearest spelling.
+    """
+    try:
+        return model.model_validate(document.data)
+    except ValidationError as error:
+        problems = [_describe(document, model, e) for e in _relevant(error.errors())]
+    (where, message, hint), *rest = problems
+    more = "".join(f"\n{w}: {m}" + (f"\n  hint: {h}" if h else "") for w, m, h in rest)
+    if more:
+        message, hint = message + (f"\n  hint: {hint}" if hint else "") + more, ""
+    raise RecipeError(message, hint=hint, where=where)
+
+
+def _build(
+    loader: Any, node: yaml.Node, path: KeyPath, lines: dict[KeyPath, int], file: Path
+) -> Any:
+    lines.setdefault(path, node.start_mark.line + 1)
+    if isinstance(node, yaml.MappingNode):
+        result: dict[str, Any] = {}
+        loader.flatten_mapping(node)
+        for key_node, value_node in node.value:
+            line = key_node.start_mark.line + 1
+            key = loader.construct_object(key_node, deep=True)
+            if not isinstance(key, str):
+                raise RecipeError(f"a key must be text, not {key!r}", where=f"{file}:{line}")
+            if key in result:
+                raise RecipeError(f"key {key!r} is given twice", where=f"{file}:{line}")
+            lines[(*path, key)] = line
+            result[key] = _build(loader, value_node, (*path, key), lines, file)
+        return result
+    if isinstance(node, yaml.SequenceNode):
+        return [_build(loader, n, (*path, i), lines, file) for i, n in enumerate(node.value)]
+    return loader.construct_object(node, deep=True)
+
+
+def _copy(data: Any) -> Any:
+    if isinstance(data, dict):
+        return {key: _copy(value) for key, value in data.items()}
+    return [_copy(value) for value in data] if isinstance(data, list) else data
+
+
+def _nearby(path: Path) -> str:
+    folder = path.parent if path.parent.is_dir() else Path()
+    names = sorted(p.name for p in folder.glob("*.yaml"))
+    close = difflib.get_close_matches(path.name, names, n=1)
+    if close:
+        return f"did you mean {folder / close[0]}?"
+    return f"{folder} holds: {', '.join(names[:8])}" if names else ""
+
+
+def _relevant(errors: Sequence[ErrorDetails]) -> list[ErrorDetails]:
+    """Of a union's alternatives, keep the errors of the one that the value is nearest to."""
+    groups: dict[KeyPath, list[ErrorDetails]] = {}
+    for error in errors:
+        location = error["loc"]
+        cut = next((i for i, part in enumerate(location) if _is_alternative(part)), None)
+        groups.setdefault(location[:cut] if cut is not None else location, []).append(error)
+    kept: list[ErrorDetails] = []
+    for location, group in groups.items():
+        alternatives: dict[Any, list[ErrorDetails]] = {}
+        for error in group:
+            alternatives.setdefault(error["loc"][len(location) : len(location) + 1], []).append(error)
+        by_fit = sorted(
+            alternatives.values(),
+            key=lambda es: (any(_wrong_shape(e) for e in es), len(es)),
+        )
+        kept.extend(by_fit[0])
+    return kept
+
+
+def _wrong_shape(error: ErrorDetails) -> bool:
+    """Whether the value is not even of the alternative's kind (a mapping where text is due)."""
+    if error["type"] == "literal_error":
+        return isinstance(error["input"], dict | list)
+    return error["type"] in ("model_type", "dict_type", "none_required")
+
+
+def _is_alternative(part: str | int) -> bool:
+    return isinstance(part, str) and (part[:1].isupper() or "[" in part)
+
+
+def _describe(
+    document: Document, model: type[BaseModel], error: ErrorDetails
+) -> tuple[str, str, str]:
+    path: KeyPath = tuple(part for part in error["loc"] if not _is_alternative(part))
+    dotted = ".".join(map(str, path)) or "the document"
+    where = document.where(path)
+    kind, value = error["type"], error.get("input")
+    if kind == "extra_forbidden":
+        allowed = _fields(model, error["loc"][:-1])
+        close = difflib.get_close_matches(str(path[-1]), allowed, n=1, cutoff=0.5)
+        hint = f"did you mean {close[0]!r}? " if close else ""
+        return where, f"unknown key: {dotted}", f"{hint}allowed here: {', '.join(allowed)}"
+    if kind == "missing":
+        allowed = _fields(model, error["loc"][:-1])
+        return where, f"missing key: {dotted}", f"keys here: {', '.join(allowed)}"
+    text = str(error["msg"]).removeprefix("Value error, ")
+    shown = f" (found: {value!r})" if not isinstance(value, dict | list) else ""
+    hint = ""
+    if kind == "literal_error" and isinstance(value, str):
+        options = [o.strip("' ") for o in str(error["ctx"]["expected"]).replace(" or ", ",").split(",")]
+        close = difflib.get_close_matches(value, options, n=1, cutoff=0.4)
+        hint = f"did you mean {close[0]!r}?" if close else ""
+    return where, f"{dotted}: {text[:1].lower() + text[1:]}{shown}", hint
+
+
+def _fields(model: type[BaseModel], location: Sequence[str | int]) -> list[str]:
+    """The keys allowed at a location of pydantic's error."""
+    current: Any = model
+    for part in location:
+        if isinstance(part, int):
+            continue
+        candidates = _models(current)
+        if _is_alternative(part):
+            current = next((m for m in candidates if m.__name__ == part), current)
+            continue
+        for candidate in candidates:
+            for name, info in candidate.model_fields.items():
+                if part in (name, info.alias):
+                    current = info.annotation
+    return sorted(
+        info.alias or name for m in _models(current) for name, info in m.model_fields.items()
+    )
+
+
+def _models(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [m for inner in get_args(annotation) for m in _models(inner)]
+
+
+def load(path: Path, model: type[ModelType], settings: Sequence[str] = ()) -> ModelType:
+    """Read, override and validate a file in one step; see the parts for the errors."""
+    return validate(with_overrides(read_yaml(path), settings), model)
