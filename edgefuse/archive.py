@@ -1,0 +1,58 @@
+"""Deterministic tar archives: equal files give equal bytes, and nothing escapes on unpacking.
+
+POSIX ustar, uncompressed, entries sorted by name, owner 0, mode 0644, time stamp 0: no property
+of the machine or the moment enters.
+"""
+
+from __future__ import annotations
+
+import tarfile
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+
+from edgefuse.errors import StageError
+
+
+def pack(members: Mapping[str, bytes], destination: Path) -> None:
+    """Write an archive of the members (name -> bytes)."""
+    import io
+
+    with tarfile.open(destination, "w", format=tarfile.USTAR_FORMAT) as archive:
+        for name in sorted(members):
+            _checked(name)
+            info = tarfile.TarInfo(name)
+            info.size = len(members[name])
+            info.mode = 0o644
+            archive.addfile(info, io.BytesIO(members[name]))
+
+
+def unpack(source: Path, folder: Path) -> list[str]:
+    """Unpack plain files into an existing folder; returns their names.
+
+    Raises:
+        StageError: not a whole archive, or a member that is no plain file inside the folder.
+    """
+    names = []
+    try:
+        with tarfile.open(source, "r:") as archive:
+            for member in archive:
+                if not member.isfile():
+                    raise StageError(f"{member.name!r} is not a plain file", where=str(source))
+                _checked(member.name, str(source))
+                stream = archive.extractfile(member)
+                data = stream.read() if stream is not None else b""
+                if len(data) != member.size:
+                    raise StageError(f"{member.name!r} is cut short", where=str(source))
+                path = folder / member.name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(data)
+                names.append(member.name)
+    except tarfile.TarError as error:
+        raise StageError(f"not a whole archive: {error}", where=str(source)) from None
+    return names
+
+
+def _checked(name: str, where: str = "") -> None:
+    path = PurePosixPath(name)
+    if path.is_absolute() or ".." in path.parts or not path.parts or "\\" in name:
+        raise StageError(f"member {name!r} would leave the folder", where=where)

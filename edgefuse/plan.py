@@ -1,0 +1,170 @@
+"""From a recipe to what would run: stages in order, their keys, cached or not. No side effects."""
+
+from __future__ import annotations
+
+import difflib
+import graphlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from edgefuse.errors import UsageError
+from edgefuse.keys import differences, key_of, section, static_parts
+from edgefuse.recipe import Recipe
+from edgefuse.stage import STAGES, Stage
+from edgefuse.store import Damaged, Store
+from edgefuse.target import Target
+
+Status = Literal["cached", "run", "depends"]
+
+
+@dataclass(frozen=True)
+class Job:
+    """One recipe against one target, with the store and the folder its relative paths start at.
+
+    Attributes:
+        digest_of: the digest of a sample set by role (calibration, evaluation, report).
+        fingerprint: the digest of the machine and runtime that measurements depend on.
+    """
+
+    recipe: Recipe
+    target: Target
+    base: Path
+    store: Store
+    digest_of: Callable[[str], str]
+    fingerprint: Callable[[], str]
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which stages to run: up to ``until``, anew from ``start``, measuring anew."""
+
+    until: str | None = None
+    start: str | None = None
+    measure: bool = False
+
+
+@dataclass(frozen=True)
+class Step:
+    """A stage in a plan.
+
+    Attributes:
+        key: its cache key; None while it depends on a stage that is yet to run.
+        status: ``cached``; ``run``; ``depends`` on what the stages before it will produce.
+        why: the reason for not being cached.
+    """
+
+    stage: Stage
+    status: Status
+    key: str | None = None
+    parts: Mapping[str, Any] = field(default_factory=dict)
+    why: str = ""
+
+
+def stages_of(recipe: Recipe, selection: Selection = Selection()) -> list[Stage]:
+    """The stages that apply to a recipe, in order, cut by the selection.
+
+    Raises:
+        UsageError: an unknown stage name, or one that this recipe does not have.
+    """
+    stages = {name: s for name, s in STAGES.all().items() if s.applies(recipe)}
+    graph = {
+        name: {n for n in (*s.inputs, *s.after) if n in stages} for name, s in stages.items()
+    }
+    for option, name in (("--until", selection.until), ("--from", selection.start)):
+        if name is not None and name not in stages:
+            close = difflib.get_close_matches(name, stages, n=1)
+            raise UsageError(
+                f"{option} {name}: no such stage in this recipe",
+                hint=(f"did you mean {close[0]}? " if close else "")
+                + f"stages: {', '.join(_ordered(graph))}",
+            )
+    wanted = set(stages) if selection.until is None else _ancestors(graph, selection.until)
+    if selection.start is not None and selection.start not in wanted:
+        raise UsageError(f"--from {selection.start} lies after --until {selection.until}")
+    return [stages[name] for name in _ordered(graph) if name in wanted]
+
+
+def _ordered(graph: Mapping[str, set[str]]) -> list[str]:
+    sorter = graphlib.TopologicalSorter(graph)
+    sorter.prepare()
+    order: list[str] = []
+    while sorter.is_active():
+        ready = sorted(sorter.get_ready())
+        order.extend(ready)
+        sorter.done(*ready)
+    return order
+
+
+def _ancestors(graph: Mapping[str, set[str]], name: str) -> set[str]:
+    found: set[str] = set()
+    pending = [name]
+    while pending:
+        current = pending.pop()
+        if current not in found:
+            found.add(current)
+            pending.extend(graph[current])
+    return found
+
+
+def _forced(stages: Sequence[Stage], selection: Selection) -> set[str]:
+    """Stages to run though cached: ``--from`` with all that follows it; measurements."""
+    names = {s.name for s in stages}
+    graph = {s.name: names & {*s.inputs, *s.after} for s in stages}
+    return {
+        s.name
+        for s in stages
+        if (selection.measure and s.measures)
+        or (selection.start is not None and selection.start in _ancestors(graph, s.name))
+    }
+
+
+def parts_of(job: Job, stage: Stage, inputs: Mapping[str, str]) -> dict[str, Any]:
+    """Everything that can change a stage's result, given its inputs' SHA-256."""
+    parts = static_parts(job.recipe, stage, job.base)
+    parts["inputs"] = dict(inputs)
+    parts["samples"] = {
+        role: job.digest_of(role)
+        for role in stage.samples
+        if section(job.recipe, f"data.{role}") is not None
+    }
+    parts["target"] = {name: getattr(job.target, name) for name in stage.target_fields}
+    if stage.measures:
+        parts["machine"] = job.fingerprint()
+    return parts
+
+
+def make_plan(job: Job, selection: Selection = Selection()) -> list[Step]:
+    """What would run. Reads the recipe's files and the store; changes nothing."""
+    stages = stages_of(job.recipe, selection)
+    forced = _forced(stages, selection)
+    known: dict[str, str] = {}
+    steps: list[Step] = []
+    for stage in stages:
+        present = [n for n in stage.inputs if any(n == s.name for s in stages)]
+        waiting = [n for n in present if n not in known]
+        if waiting:
+            steps.append(Step(stage, "depends", why=f"on the result of {', '.join(waiting)}"))
+            continue
+        parts = parts_of(job, stage, {n: known[n] for n in present})
+        key = key_of(parts)
+        if not stage.cacheable(job.recipe):
+            steps.append(Step(stage, "run", key, parts, "never cached: see its recipe section"))
+        elif stage.name in forced:
+            steps.append(Step(stage, "run", key, parts, "asked for"))
+        else:
+            try:
+                known[stage.name] = job.store.entry(stage.name, key)["sha256"]
+                steps.append(Step(stage, "cached", key, parts))
+            except Damaged:
+                steps.append(Step(stage, "run", key, parts, _first_change(job, stage, parts)))
+    return steps
+
+
+def _first_change(job: Job, stage: Stage, parts: Mapping[str, Any]) -> str:
+    previous = job.store.latest(stage.name, job.recipe.name)
+    if previous is None:
+        return "never run"
+    changed = [path for path, _, _ in differences(previous["parts"], parts)]
+    return f"changed: {', '.join(changed[:3])}" if changed else "its stored result is damaged"

@@ -1,0 +1,66 @@
+"""The output folder: whole files under conventional names, and only what this run stands for."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+from edgefuse.archive import unpack
+from edgefuse.artifact import Artifact, digest_file
+from edgefuse.stage import Stage
+from edgefuse.store import copy_atomically, raise_disk_error
+
+
+def put(out: Path, recipe: str, stage: Stage, artifact: Artifact) -> str | None:
+    """Copy an artifact into the output folder; a bundle is unpacked beside its archive.
+
+    Returns its file name, or None for a verdict, which only the report shows.
+
+    Raises:
+        StoreError: full disk, missing permission.
+    """
+    if artifact.kind == "verdict":
+        return None
+    path = out / stage.file_name.format(name=recipe)
+    if not (path.is_file() and digest_file(path) == artifact.sha256):
+        copy_atomically(artifact.path, path)
+    if artifact.kind == "bundle":
+        folder = out / "bundle"
+        mark = folder / "manifest.json"
+        if not mark.is_file() or _stale(folder, artifact):
+            _unpack(artifact.path, folder, artifact.sha256)
+    return path.name
+
+
+def withdraw(out: Path, recipe: str, stages: Iterable[Stage]) -> None:
+    """Remove what an earlier run published for these stages: this run does not stand for it."""
+    for stage in stages:
+        path = out / stage.file_name.format(name=recipe)
+        path.unlink(missing_ok=True)
+        if path.name.endswith(".bundle.tar"):
+            shutil.rmtree(out / "bundle", ignore_errors=True)
+            (out / "evidence.json").unlink(missing_ok=True)
+
+
+def _stale(folder: Path, artifact: Artifact) -> bool:
+    mark = folder.with_name(".bundle.sha256")
+    return not mark.is_file() or mark.read_text() != artifact.sha256
+
+
+def _unpack(archive: Path, folder: Path, sha256: str) -> None:
+    mark = folder.with_name(".bundle.sha256")
+    try:
+        mark.unlink(missing_ok=True)
+        temporary = Path(tempfile.mkdtemp(prefix=".tmp-bundle-", dir=folder.parent))
+        try:
+            unpack(archive, temporary)
+            temporary.chmod(0o755)
+            shutil.rmtree(folder, ignore_errors=True)
+            temporary.rename(folder)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+        mark.write_text(sha256)
+    except OSError as error:
+        raise_disk_error(error, folder)

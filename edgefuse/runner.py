@@ -1,0 +1,221 @@
+"""Run a plan: take each stage's result from the store or make it, publish it, gather a report.
+
+Knows no stage by name. A gate's verdict other than ``pass`` is never stored; all gates are heard
+before the run stops, and nothing that comes after them is made.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from edgefuse import publish
+from edgefuse.artifact import Artifact
+from edgefuse.console import Console
+from edgefuse.errors import EdgefuseError, GateFailed, Inconclusive
+from edgefuse.fetch import Downloads
+from edgefuse.keys import key_of, local_file
+from edgefuse.plan import Job, Selection, Step, make_plan, parts_of
+from edgefuse.recipe import Blob, LocalFile
+from edgefuse.stage import Context, Stage, restricted
+from edgefuse.store import Damaged
+
+log = logging.getLogger("edgefuse")
+
+
+@dataclass
+class Outcome:
+    """What became of one stage: ``ran``, ``reused``, ``failed``, ``blocked`` or ``skipped``."""
+
+    stage: Stage
+    status: str = "skipped"
+    artifact: Artifact | None = None
+    evidence: Mapping[str, Any] = field(default_factory=dict)
+    seconds: float = 0.0
+    file: str | None = None
+
+
+@dataclass
+class Result:
+    """A whole run: one outcome a stage, the warnings, and the error that ended it, if any."""
+
+    outcomes: list[Outcome] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    error: EdgefuseError | None = None
+
+    @property
+    def exit_code(self) -> int:
+        return self.error.exit_code if self.error else 0
+
+
+@dataclass
+class Runner:
+    """Runs a job into an output folder."""
+
+    job: Job
+    selection: Selection
+    out: Path
+    console: Console
+    downloads: Downloads
+    log_file: Path
+    result: Result = field(default_factory=Result)
+
+    def run(self) -> Result:
+        """Run every step; failures are in the result, not raised.
+
+        Raises:
+            KeyboardInterrupt: Ctrl-C, after temporary files are gone.
+        """
+        try:
+            self._run()
+        except EdgefuseError as error:
+            log.exception("run ended: %s", error.message)
+            self.result.error = error
+        finally:
+            self.console.close()
+        return self.result
+
+    def warn(self, text: str) -> None:
+        self.result.warnings.append(text)
+        log.warning("%s", text)
+        self.console.warn(text)
+
+    def _run(self) -> None:
+        steps = make_plan(self.job, self.selection)
+        self.result.outcomes = [Outcome(step.stage) for step in steps]
+        publish.withdraw(self.out, self.job.recipe.name, [s.stage for s in steps if not s.key])
+        done: dict[str, Artifact] = {}
+        failed: list[Outcome] = []
+        for index, (step, outcome) in enumerate(zip(steps, self.result.outcomes)):
+            needs = {*step.stage.inputs, *step.stage.after} & {s.stage.name for s in steps}
+            if not needs <= done.keys():
+                outcome.status = "blocked"
+                continue
+            self._perform(step, outcome, done, index + 1, len(steps))
+            if outcome.artifact is not None:
+                done[step.stage.name] = outcome.artifact
+            else:
+                failed.append(outcome)
+        not_made = [o.stage for o in self.result.outcomes if o.artifact is None]
+        publish.withdraw(self.out, self.job.recipe.name, not_made)
+        if failed:
+            raise _verdict_error(failed)
+
+    def _perform(
+        self, step: Step, outcome: Outcome, done: Mapping[str, Artifact], index: int, count: int
+    ) -> None:
+        stage, job = step.stage, self.job
+        inputs = {name: done[name] for name in stage.inputs if name in done}
+        parts = parts_of(job, stage, {name: a.sha256 for name, a in inputs.items()})
+        key = key_of(parts)
+        forced = step.status == "run" and step.why in ("asked for", "never cached")
+        start = time.monotonic()
+        with job.store.lock(key):
+            artifact = None if forced or not stage.cacheable(job.recipe) else self._cached(stage, key)
+            if artifact is None:
+                previous = job.store.latest(stage.name, job.recipe.name)
+                estimate = previous["seconds"] if previous else None
+                self.console.stage_started(stage.name, index, count, estimate)
+                outcome.status = "failed"
+                publish.withdraw(self.out, job.recipe.name, [stage])
+                try:
+                    artifact = self._make(stage, key, parts, inputs, outcome)
+                finally:
+                    outcome.seconds = time.monotonic() - start
+                    if artifact is None:
+                        said = outcome.evidence.get("verdict", "failed")
+                        self.console.stage_ended(stage.name, said, outcome.seconds, "")
+        if artifact is None:
+            return
+        outcome.artifact = artifact
+        outcome.evidence = artifact.evidence
+        outcome.status = "reused" if artifact.reused else "ran"
+        outcome.file = publish.put(self.out, job.recipe.name, stage, artifact)
+        summary = str(artifact.evidence.get("summary", ""))
+        self.console.stage_ended(stage.name, outcome.status, outcome.seconds, summary)
+
+    def _cached(self, stage: Stage, key: str) -> Artifact | None:
+        if not self.job.store.has(stage.name, key):
+            return None
+        try:
+            return self.job.store.get(stage.name, key)
+        except Damaged as damage:
+            self.warn(f"{stage.name}: damaged entry dropped, made anew ({damage})")
+            self.job.store.drop(stage.name, key)
+            return None
+
+    def _make(
+        self,
+        stage: Stage,
+        key: str,
+        parts: Mapping[str, Any],
+        inputs: Mapping[str, Artifact],
+        outcome: Outcome,
+    ) -> Artifact | None:
+        job = self.job
+        start = time.monotonic()
+        log.info("%s: started, key %s", stage.name, key)
+        with job.store.work_folder() as work:
+            product = stage.run(inputs, restricted(job.recipe, stage), self._context(stage, work))
+            outcome.evidence = product.evidence
+            if stage.gate and product.evidence.get("verdict") != "pass":
+                return None
+            return job.store.put(
+                product,
+                stage=stage.name,
+                key=key,
+                parts=parts,
+                parents={name: a.sha256 for name, a in inputs.items()},
+                recipe=job.recipe.name,
+                seconds=time.monotonic() - start,
+            )
+
+    def _context(self, stage: Stage, work: Path) -> Context:
+        from edgefuse.data import open_samples
+
+        job = self.job
+
+        def local(file: Blob | LocalFile) -> Path:
+            if isinstance(file, Blob):
+                return self.downloads.get(file)
+            return local_file(job.base, file)[0]
+
+        return Context(
+            work=work,
+            base=job.base,
+            log=self.log_file,
+            progress=self.console.progress,
+            warn=self.warn,
+            samples=lambda role: open_samples(
+                getattr(job.recipe.data, role),
+                preprocess=job.recipe.preprocess,
+                inputs=job.recipe.model.inputs,
+                base=job.base,
+                memo=job.store.root / "memo.json",
+            ),
+            downloads=self.downloads,
+            local=local,
+            target=job.target,
+            file_name=stage.file_name.format(name=job.recipe.name),
+        )
+
+
+def _verdict_error(failed: list[Outcome]) -> EdgefuseError:
+    """One error for all gates that did not pass; a failure outweighs an inconclusive gate."""
+    texts = []
+    for outcome in failed:
+        checks = [c for c in outcome.evidence.get("checks", ()) if c.get("verdict") != "pass"]
+        for c in checks:
+            texts.append(
+                f"{outcome.stage.name}: {c['name']} {c['value']:.4g} (bound {c['bound']:.4g}) "
+                f"must be {c['comparison']} {c['threshold']:g} {c.get('unit', '')}".rstrip()
+                + f": {c['verdict']}"
+            )
+    verdicts = {o.evidence.get("verdict") for o in failed}
+    hint = next((h for o in failed if (h := o.evidence.get("hint"))), "")
+    kind = GateFailed if verdicts - {"inconclusive"} else Inconclusive
+    return kind("; ".join(texts) or "a gate did not pass", hint=hint)
