@@ -1,0 +1,299 @@
+"""The fusion contract: every fused ONNX group is one int8 TFLite operator.
+
+Problem: a converter may drop an activation, split a fused group, leave weights per-tensor or an
+operator float, and still write a file that runs. Names do not survive conversion, weights do: each
+group is found in the float file *by the value* of its weights, and in the int8 file at the same
+place of the operator order (QUANTIZE and DEQUANTIZE aside), where
+
+    |weight_float - scale[c] * (weight_int8 - zero_point[c])| <= steps * scale[c]
+
+must hold for every channel c (steps = 1/2 for plain rounding). Groups with identical weights are
+told apart by operator order.
+
+Scope: Conv, ConvTranspose, Gemm and MatMul with a constant weight. Grouped convolutions that a
+converter splits into several operators are reported as not found. ``check_int8``, which needs no
+float file, is in :mod:`edgefuse.tflite.inspect`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from edgefuse.tflite.inspect import (
+    FUSABLE,
+    WEIGHTED,
+    Problem,
+    check_int8,
+    clips_like,
+    is_per_channel,
+)
+from edgefuse.tflite.read import Operator, TfliteModel
+
+__all__ = ["Group", "Row", "Problem", "check_contract", "check_int8"]
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Group:
+    """One fused group of the ONNX graph.
+
+    Attributes:
+        ops: the ONNX operators it was fused from, e.g. ``("Conv", "BatchNormalization", "Clip")``.
+        module: path of the torch module it came from.
+        weight: as in ONNX: Conv [out, in/groups, k...]; ConvTranspose [in, out/groups, k...];
+            Gemm and MatMul [n, k] or [k, n].
+        activation: NONE, RELU, RELU6, RELU_N1_TO_1, or a name TFLite cannot fuse.
+    """
+
+    name: str
+    ops: tuple[str, ...]
+    module: str
+    weight: Array = field(repr=False)
+    activation: str
+    output_name: str
+
+
+@dataclass(frozen=True)
+class Row:
+    """What became of one group. ``reason`` is empty when there is nothing to say.
+
+    ``float_operator`` and ``int8_operator`` are indices, -1 when not found.
+    """
+
+    group: str
+    module: str
+    float_operator: int
+    float_code: str
+    int8_operator: int
+    int8_code: str
+    activation_wanted: str
+    activation_found: str
+    ok: bool
+    reason: str
+
+
+def check_contract(
+    float_model: TfliteModel,
+    int8_model: TfliteModel,
+    groups: Iterable[Group],
+    max_weight_steps: float = 0.5,
+) -> tuple[Row, ...]:
+    """One row a group, in the order given.
+
+    Args:
+        max_weight_steps: how far, in quantisation steps of its channel, a weight may be from the
+            float one; more than 1/2 only after learned rounding.
+    """
+    listed = list(groups)
+    found = _assign(float_model, listed)
+    partner = _align(float_model, int8_model, max_weight_steps)
+    return tuple(
+        _row(group, float_op, float_model, int8_model, partner)
+        for group, float_op in zip(listed, found)
+    )
+
+
+def _file_weight(model: TfliteModel, op: Operator) -> Array | None:
+    """The operator's weight as [out, height, width, in/groups], real values; None if it has none.
+
+    float32 in a float file: no copy and exact; float64 when dequantised.
+    """
+    place = WEIGHTED.get(op.code)
+    if place is None or len(op.inputs) <= place or op.inputs[place] < 0:
+        return None
+    tensor = model.tensors[op.inputs[place]]
+    if not tensor.is_constant:
+        return None
+    real = model.real_constant(tensor) if tensor.scales else model.constant(tensor)
+    return _canonical(op.code, real)
+
+
+def _canonical(code: str, weight: Array) -> Array | None:
+    if code == "DEPTHWISE_CONV_2D" and weight.ndim == 4:
+        return weight.transpose(3, 1, 2, 0)
+    if weight.ndim == 2:
+        return weight[:, None, None, :]
+    return weight if weight.ndim == 4 else None
+
+
+def _group_weights(group: Group) -> list[Array]:
+    """Every way the group's weight may read as [out, height, width, in/groups]."""
+    weight = group.weight
+    if weight.ndim == 2:
+        return [weight[:, None, None, :], weight.T[:, None, None, :]]
+    if "ConvTranspose" in group.ops:
+        weight = weight.swapaxes(0, 1)
+    if weight.ndim == 3:
+        rows = weight.transpose(0, 2, 1)
+        return [rows[:, None, :, :], rows[:, :, None, :]]
+    return [weight.transpose(0, 2, 3, 1)] if weight.ndim == 4 else []
+
+
+def _assign(model: TfliteModel, groups: Sequence[Group]) -> list[Operator | None]:
+    """The operator that holds each group's weights: exact before nearly equal, then by order."""
+    held = [(op, w) for op in model.operators if (w := _file_weight(model, op)) is not None]
+    result: list[Operator | None] = [None] * len(groups)
+    taken: set[int] = set()
+    for tolerance in (0.0, 1e-6):
+        for place, group in enumerate(groups):
+            if result[place] is not None:
+                continue
+            for op, weight in held:
+                if op.index not in taken and any(
+                    _equal(weight, wanted, tolerance) for wanted in _group_weights(group)
+                ):
+                    result[place] = op
+                    taken.add(op.index)
+                    break
+    return result
+
+
+def _equal(found: Array, wanted: Array, relative: float) -> bool:
+    if found.shape != wanted.shape or found.size == 0:
+        return False
+    if relative == 0.0:
+        return np.array_equal(found, wanted)
+    with np.errstate(over="ignore", invalid="ignore"):
+        worst = np.max(np.abs(found.astype(np.float64) - wanted))
+    return bool(worst <= relative * np.max(np.abs(wanted)))
+
+
+def _computing(model: TfliteModel) -> list[Operator]:
+    return [op for op in model.operators if op.code not in ("QUANTIZE", "DEQUANTIZE")]
+
+
+@dataclass(frozen=True)
+class _Partner:
+    operator: Operator | None
+    reason: str = ""
+
+
+def _align(float_model: TfliteModel, int8_model: TfliteModel, steps: float) -> dict[int, _Partner]:
+    """The int8 operator of every weighted float operator, verified by value."""
+    left, right = _computing(float_model), _computing(int8_model)
+    same_order = [op.code for op in left] == [op.code for op in right]
+    weighted = [op for op in right if WEIGHTED.get(op.code) is not None]
+    partners: dict[int, _Partner] = {}
+    taken: set[int] = set()
+    for place, op in enumerate(left):
+        wanted = _file_weight(float_model, op)
+        if wanted is None:
+            continue
+        if same_order:
+            gap = _worst_steps(int8_model, right[place], wanted)
+            reason = "" if gap <= steps * 1.002 else _gap(right[place], gap, steps)
+            partners[op.index] = _Partner(right[place], reason)
+            continue
+        for other in weighted:
+            if other.index in taken or other.code != op.code:
+                continue
+            if _worst_steps(int8_model, other, wanted) <= steps * 1.002:
+                partners[op.index] = _Partner(other)
+                taken.add(other.index)
+                break
+        else:
+            partners[op.index] = _Partner(
+                None, f"no int8 operator holds the weights of {op.label} within {steps:g} steps"
+            )
+    return partners
+
+
+def _gap(op: Operator, gap: float, steps: float) -> str:
+    if np.isinf(gap):
+        return f"{op.label} in the int8 file holds no quantised weights of the same shape"
+    return f"the int8 weights of {op.label} are up to {gap:.2f} steps off (limit {steps:g})"
+
+
+def _worst_steps(model: TfliteModel, op: Operator, wanted: Array) -> float:
+    """Greatest distance to the float weights, in steps of the channel; infinity if incomparable."""
+    held = _file_weight(model, op)
+    if held is None or held.shape != wanted.shape:
+        return float("inf")
+    scales = np.asarray(model.tensors[op.inputs[WEIGHTED[op.code]]].scales, np.float64)
+    if len(scales) not in (1, held.shape[0]) or not (np.isfinite(scales) & (scales > 0)).all():
+        return float("inf")
+    distance: Array = np.abs(held - wanted) / scales.reshape(-1, 1, 1, 1)
+    return float(distance.max(initial=0.0))
+
+
+def _row(
+    group: Group,
+    float_op: Operator | None,
+    float_model: TfliteModel,
+    int8_model: TfliteModel,
+    partners: dict[int, _Partner],
+) -> Row:
+    if float_op is None:
+        reason = "no operator of the float file holds these weights"
+        return Row(group.name, group.module, -1, "", -1, "", group.activation, "", False, reason)
+    partner = partners[float_op.index]
+    op = partner.operator
+    faults = [partner.reason] if partner.reason else []
+    notes: list[str] = []
+    if op is not None:
+        _judge_activation(group, float_op, op, int8_model, faults, notes)
+        _judge_types(op, int8_model, faults, notes)
+    return Row(
+        group=group.name,
+        module=group.module,
+        float_operator=float_op.index,
+        float_code=float_op.code,
+        int8_operator=op.index if op else -1,
+        int8_code=op.code if op else "",
+        activation_wanted=group.activation,
+        activation_found=op.activation if op else "",
+        ok=not faults,
+        reason="; ".join(faults + notes),
+    )
+
+
+def _judge_activation(
+    group: Group,
+    float_op: Operator,
+    op: Operator,
+    model: TfliteModel,
+    faults: list[str],
+    notes: list[str],
+) -> None:
+    wanted, found = group.activation, op.activation
+    if wanted not in FUSABLE:
+        notes.append(f"TFLite cannot fuse {wanted}: it is an operator of its own")
+        wanted = float_op.activation
+    if found == wanted:
+        return
+    if wanted == "NONE":
+        if found == float_op.activation:
+            notes.append(f"the converter fused {found}, which the ONNX group does not hold")
+        else:
+            faults.append(f"{found} appeared in the int8 file only")
+    elif found == "NONE" and clips_like(model.tensors[op.outputs[0]], wanted):
+        notes.append(f"{wanted} dropped: the output's range clips alike")
+    elif found == "NONE" and float_op.activation == wanted:
+        faults.append(f"{wanted} was lost between the float and the int8 file")
+    else:
+        faults.append(f"{wanted} is not fused into {op.label} (found {found})")
+
+
+def _judge_types(op: Operator, model: TfliteModel, faults: list[str], notes: list[str]) -> None:
+    place = WEIGHTED[op.code]
+    weight = model.tensors[op.inputs[place]]
+    if weight.dtype != "int8":
+        faults.append(f"weight {weight.name!r} is {weight.dtype}, not int8")
+    elif not is_per_channel(op, weight):
+        # The TFLite quantisation specification allows per-tensor weights here.
+        allowed = op.code in ("FULLY_CONNECTED", "BATCH_MATMUL")
+        (notes if allowed else faults).append("the weights are per-tensor, not per-channel")
+    bias_place = {"TRANSPOSE_CONV": 3}.get(op.code, 2)
+    if op.code != "BATCH_MATMUL" and len(op.inputs) > bias_place and op.inputs[bias_place] >= 0:
+        bias = model.tensors[op.inputs[bias_place]]
+        if bias.dtype != "int32":
+            faults.append(f"bias {bias.name!r} is {bias.dtype}, not int32")
+    data_place = 2 if op.code == "TRANSPOSE_CONV" else 1 - place if op.code == "BATCH_MATMUL" else 0
+    for tensor in (model.tensors[op.inputs[data_place]], model.tensors[op.outputs[0]]):
+        if tensor.dtype != "int8":
+            faults.append(f"activation {tensor.name!r} is {tensor.dtype}, not int8")
