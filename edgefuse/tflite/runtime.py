@@ -90,7 +90,8 @@ def quiet_native() -> Iterator[Callable[[], str]]:
                 os.write(2, "".join(rest).encode())
 
 
-def _runtime_module(runtime: str) -> ModuleType:
+def load_runtime(runtime: str) -> ModuleType:
+    """Import a runtime's interpreter module; ToolError with the remedy when it is missing."""
     if runtime not in _MODULES:
         raise ToolError(f"unknown runtime {runtime!r}; known: {', '.join(_MODULES)}")
     package, distribution, remedy = _MODULES[runtime]
@@ -199,16 +200,23 @@ class Model:
         return value
 
     def address(self, index: int) -> tuple[int, int] | None:
-        """Address and size in bytes of a tensor's memory now; None while it has none."""
+        """Address and size in bytes of a tensor's memory now; None while it has none.
+
+        For the file's own tensors and those of :meth:`scratch`.
+        """
         try:
             view = self._interpreter.tensor(index)()
         except ValueError:
             return None
         return int(view.ctypes.data), int(view.nbytes)
 
-    def tensor_count(self) -> int:
-        """Tensors the runtime holds: the file's, then the kernels' scratch tensors."""
-        return 1 + max(int(row["index"]) for row in self._interpreter.get_tensor_details())
+    def scratch(self) -> tuple[int, ...]:
+        """Indices of the tensors that kernels added for themselves (im2col, resolved axes).
+
+        Only listed tensors may be asked for an address: tflite-runtime 2.14 crashes on others.
+        """
+        listed = (int(row["index"]) for row in self._interpreter.get_tensor_details())
+        return tuple(sorted(i for i in listed if i >= len(self.source.tensors)))
 
 
 def open_model(
@@ -226,7 +234,7 @@ def open_model(
         StageError: when the runtime cannot run the file (an operator it does not have).
     """
     source = read_model(path)
-    module = _runtime_module(runtime)
+    module = load_runtime(runtime)
     if kernels not in _RESOLVERS:
         raise ToolError(f"unknown kernels {kernels!r}; known: {', '.join(_RESOLVERS)}")
     resolver = getattr(module.OpResolverType, _RESOLVERS[kernels])

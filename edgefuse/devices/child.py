@@ -1,0 +1,126 @@
+"""Child processes that measure: bounded in time, dead with their parent, quiet on the terminal.
+
+The parent writes one JSON line to the child's standard input and keeps the pipe open; the child
+answers with one JSON line on standard output. The end of that pipe means that the parent is gone,
+however it ended, and the child leaves; on Linux the kernel is asked for the same (PDEATHSIG). The
+child leads a process group of its own, so Ctrl-C reaches the parent alone, which then stops it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from edgefuse.errors import ToolError
+
+_GRACE_S = 2.0
+
+
+def call(module: str, job: Mapping[str, Any], log: Path, timeout_s: float) -> dict[str, Any]:
+    """Run ``python -m module`` with ``job`` and return its answer.
+
+    Args:
+        log: the child's standard error is appended here.
+
+    Raises:
+        ToolError: when it fails, answers nothing, or runs longer than ``timeout_s`` seconds.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("ab") as stream:
+        child = subprocess.Popen(
+            [sys.executable, "-m", module],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=stream,
+            start_new_session=True,
+        )
+    try:
+        answer = _converse(child, json.dumps(job), timeout_s)
+    except subprocess.TimeoutExpired:
+        raise ToolError(
+            f"{module} ran longer than {timeout_s:g} s and was stopped", where=str(log)
+        ) from None
+    finally:
+        _stop(child)
+    if child.returncode != 0:
+        raise ToolError(
+            f"{module} ended with code {child.returncode}: {_last_line(log)}", where=str(log)
+        )
+    try:
+        result: dict[str, Any] = json.loads(answer)
+    except ValueError:
+        raise ToolError(f"{module} gave no answer", where=str(log)) from None
+    return result
+
+
+def _converse(child: subprocess.Popen[bytes], line: str, timeout_s: float) -> bytes:
+    """Send the job, keep the pipe open, read the answer until the child closes its output."""
+    if child.stdin is None or child.stdout is None:
+        raise ToolError("the child has no pipes")
+    try:
+        child.stdin.write(line.encode() + b"\n")
+        child.stdin.flush()
+    except BrokenPipeError:
+        pass
+    pieces: list[bytes] = []
+    output = child.stdout
+    reader = threading.Thread(target=lambda: pieces.append(output.read()), daemon=True)
+    reader.start()
+    reader.join(timeout_s)
+    if reader.is_alive():
+        raise subprocess.TimeoutExpired(child.args, timeout_s)
+    child.wait(_GRACE_S)
+    return b"".join(pieces)
+
+
+def _stop(child: subprocess.Popen[bytes]) -> None:
+    if child.poll() is None:
+        child.kill()
+        child.wait()
+    for pipe in (child.stdin, child.stdout):
+        if pipe is not None:
+            try:
+                pipe.close()
+            except BrokenPipeError:
+                continue
+
+
+def _last_line(log: Path) -> str:
+    lines = log.read_text("utf-8", "replace").strip().splitlines()
+    return lines[-1] if lines else "it said nothing"
+
+
+def serve(work: Callable[[dict[str, Any]], Mapping[str, Any]]) -> None:
+    """The child's side: read one job, answer it, die with the parent."""
+    _die_with_parent()
+    job = json.loads(sys.stdin.buffer.readline() or b"{}")
+
+    def watch() -> None:
+        while os.read(sys.stdin.fileno(), 4096):
+            pass
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+    # Native code may print to descriptor 1: keep it for the answer alone.
+    answer = os.dup(1)
+    os.dup2(2, 1)
+    result = json.dumps(work(job))
+    with os.fdopen(answer, "w") as stream:
+        stream.write(result + "\n")
+    os.close(1)
+
+
+def _die_with_parent() -> None:
+    if not sys.platform.startswith("linux"):
+        return
+    import ctypes
+
+    pr_set_pdeathsig = 1
+    ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGKILL)
