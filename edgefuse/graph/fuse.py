@@ -1,0 +1,218 @@
+"""Fuse one ONNX file into another, and prove that the numbers stayed.
+
+Every pass that fires is checked at once: the model before and after it run on a seeded random
+sample and must agree within the pass's own tolerance. The finished file is checked against the
+*input file* on real samples. A required fusion that did not fire is an error.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edgefuse.errors import DataError, EdgefuseError, ParityError, RecipeError, StageError
+from edgefuse.graph.ledger import Ledger
+from edgefuse.graph.normalise import load_proto, prepare
+from edgefuse.graph.pipeline import ordered, run_passes
+from edgefuse.graph.rule import PASSES, Pass
+from edgefuse.graph.summary import intermediate_bytes, operator_counts, peak_bytes
+from edgefuse.graph.verify import (
+    Feed,
+    Runner,
+    check_structure,
+    difference,
+    scaled_tolerance,
+    seeded_feed,
+)
+
+if TYPE_CHECKING:
+    import onnx
+    import onnx_ir as ir
+
+Progress = Callable[[int, int, str], None]
+SEED = 20
+
+
+def fuse_file(
+    source: Path,
+    destination: Path,
+    *,
+    feeds: Iterable[Feed],
+    skip: Sequence[str] = (),
+    require: Mapping[str, int] | None = None,
+    max_relative_error: float = 1e-4,
+    fold_size_limit_bytes: int = 1 << 22,
+    progress: Progress = lambda done, total, text: None,
+) -> dict[str, Any]:
+    """Fuse ``source`` into ``destination``; equal inputs give equal bytes.
+
+    Args:
+        feeds: real samples, dictionaries keyed by input name; at least one.
+        skip: passes not to run.
+        require: pass name -> how often it must fire, at least.
+        max_relative_error: of the finished model against ``source``, relative to the largest
+            |output|.
+        fold_size_limit_bytes: no constant larger than this is made.
+        progress: called with steps done, steps in all, and what comes next.
+
+    Returns:
+        JSON-able evidence: operators_before, operators_after, passes, ledger, saved, parity,
+        intermediate_bytes and peak_bytes (before and after).
+
+    Raises:
+        RecipeError: an unknown pass in ``skip`` or ``require``, or one in both.
+        SourceError: the file is no valid ONNX model, or was exported in training mode.
+        StageError: a required fusion did not fire often enough, or the result is not valid.
+        ParityError: a pass or the whole changed the numbers.
+        DataError: no feed.
+    """
+    passes = ordered(PASSES.all())
+    require = dict(require or {})
+    _check_names(passes, skip, require)
+    samples = list(feeds)
+    if not samples:
+        raise DataError("fusing needs at least one real sample to prove itself on")
+    chosen = [p for p in passes if p.name not in skip]
+    total = len(chosen) + 3
+    progress(0, total, "reading")
+    proto = load_proto(source)
+    model = prepare(proto)
+    before = {"intermediate": intermediate_bytes(model), "peak": peak_bytes(model)}
+    proof = _Proof(proto, model, samples[0])
+
+    def observe(entry: Pass, fired: int) -> None:
+        proof.check(entry)
+        progress(1 + chosen.index(entry), total, f"{entry.name}: {fired}")
+
+    _, ledger = run_passes(
+        model, passes=chosen, fold_size_limit_bytes=fold_size_limit_bytes, observe=observe
+    )
+    _check_required(ledger, require)
+    progress(total - 2, total, "checking the finished graph")
+    finished = serialise(model)
+    check_structure(finished)
+    progress(total - 1, total, "comparing with the input on real samples")
+    data = finished.SerializeToString(deterministic=True)
+    candidate = Runner(data)
+    parity = difference(
+        ((proof.reference(feed), candidate(feed)) for feed in samples),
+        max_relative_error=max_relative_error,
+    )
+    destination.write_bytes(data)
+    progress(total, total, "done")
+    return {
+        "operators_before": operator_counts(proto),
+        "operators_after": operator_counts(finished),
+        "passes": [
+            {
+                "name": p.name,
+                "fired": ledger.fired(p.name),
+                "refused": len(ledger.refused(p.name)),
+                "max_relative_error": proof.errors.get(p.name, 0.0),
+            }
+            for p in chosen
+        ],
+        "ledger": ledger.to_json(),
+        "saved": {
+            "intermediate_bytes": ledger.intermediate_bytes_saved,
+            "launches": ledger.launches_saved,
+        },
+        "intermediate_bytes": {
+            "before": before["intermediate"],
+            "after": intermediate_bytes(model),
+        },
+        "peak_bytes": {"before": before["peak"], "after": peak_bytes(model)},
+        "parity": {**parity.to_json(), "max_relative_error": max_relative_error},
+    }
+
+
+def serialise(model: ir.Model) -> onnx.ModelProto:
+    """The model as a proto: initializers in the order of their first use, functions by name."""
+    import onnx_ir as ir
+
+    proto: onnx.ModelProto = ir.serde.serialize_model(model)
+    order: dict[str, int] = {}
+    for node in ir.traversal.RecursiveGraphIterator(model.graph):
+        for value in node.inputs:
+            if value is not None:
+                order.setdefault(str(value.name), len(order))
+    rows = sorted(proto.graph.initializer, key=lambda t: (order.get(t.name, len(order)), t.name))
+    del proto.graph.initializer[:]
+    proto.graph.initializer.extend(rows)
+    return proto
+
+
+class _Proof:
+    """Holds the state before the next pass: its outputs on the probe."""
+
+    def __init__(self, proto: onnx.ModelProto, model: ir.Model, sample: Feed) -> None:
+        import onnx_ir as ir
+
+        self._model = model
+        self.reference = Runner(proto)
+        self.errors: dict[str, float] = {}
+        self._probe, self._outputs = self._first(proto, sample)
+        values = (
+            value
+            for node in ir.traversal.RecursiveGraphIterator(model.graph)
+            for value in (*node.inputs, *node.outputs)
+        )
+        found = {v.dtype.name.lower() for v in values if v is not None and v.dtype is not None}
+        self._dtypes = sorted(found)
+
+    def _first(self, proto: onnx.ModelProto, sample: Feed) -> tuple[Feed, Feed]:
+        """A random probe; the real sample where the model has no finite answer to noise."""
+        probe = seeded_feed(proto, seed=SEED, like=sample)
+        try:
+            outputs = self.reference(probe)
+            difference([(outputs, outputs)])
+        except EdgefuseError:
+            return sample, self.reference(sample)
+        return probe, outputs
+
+    def check(self, entry: Pass) -> None:
+        outputs = Runner(self._model)(self._probe)
+        tolerance = scaled_tolerance(entry.tolerance, self._dtypes)
+        try:
+            found = difference([(self._outputs, outputs)], max_relative_error=tolerance)
+        except ParityError as error:
+            raise ParityError(
+                f"pass {entry.name} changed the numbers: {error.message}",
+                hint=f"add {entry.name} to fuse.skip, and report it",
+                where=error.where,
+            ) from error
+        self.errors[entry.name] = max(self.errors.get(entry.name, 0.0), found.max_rel_to_peak)
+        self._outputs = outputs
+
+
+def _check_names(passes: Sequence[Pass], skip: Sequence[str], require: Mapping[str, int]) -> None:
+    known = [p.name for p in passes]
+    for key, names in (("fuse.skip", skip), ("fuse.require", list(require))):
+        for name in names:
+            if name not in known:
+                near = difflib.get_close_matches(name, known, n=1)
+                raise RecipeError(
+                    f"there is no pass {name!r}",
+                    hint=f"did you mean {near[0]!r}?" if near else f"passes: {', '.join(known)}",
+                    where=key,
+                )
+    if both := sorted(set(skip) & set(require)):
+        raise RecipeError(f"pass {both[0]!r} is both skipped and required", where="fuse.require")
+
+
+def _check_required(ledger: Ledger, require: Mapping[str, int]) -> None:
+    for name, least in sorted(require.items()):
+        fired = ledger.fired(name)
+        if fired >= least:
+            continue
+        refusals = ledger.refused(name)
+        reasons = "; ".join(e.reason for e in refusals[:5]) or "it found no candidate"
+        more = f"; and {len(refusals) - 5} more" if len(refusals) > 5 else ""
+        remedies = sorted({e.remedy for e in refusals if e.remedy})
+        raise StageError(
+            f"pass {name} fired {fired} times, {least} are required: {reasons}{more}",
+            hint=remedies[0] if remedies else "change the model, or lower fuse.require",
+            where=f"fuse.require.{name}",
+        )

@@ -1,0 +1,212 @@
+"""Bring a model into the one form that passes are written for.
+
+On loading: the file is checked, initializers are read; every node has a name; Constant nodes
+become initializers; functions of other domains are inlined; metadata that carries paths or source
+text is dropped (the same model gives the same bytes on every machine); shapes are inferred.
+
+Left alone: initializers that are also graph inputs (they may be overridden), subgraphs (their
+nodes are candidates like any other), the operator set version.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from edgefuse.errors import SourceError
+from edgefuse.graph.values import attribute, constant, describe, module_path, read
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import onnx
+    import onnx_ir as ir
+
+DOMAIN = "edgefuse"
+KEPT_METADATA = ("namespace", "pkg.torch.onnx.name_scopes", "pkg.torch.onnx.class_hierarchy")
+MIN_IR_VERSION = 10
+
+
+def load_proto(path: Path) -> onnx.ModelProto:
+    """Read and fully check an ONNX file.
+
+    Raises:
+        SourceError: when the file is missing or is not a valid ONNX model.
+    """
+    import onnx
+
+    try:
+        proto = onnx.load(str(path))
+        onnx.checker.check_model(proto, full_check=True)
+    except Exception as error:
+        raise SourceError(
+            f"not a valid ONNX model: {str(error).strip().splitlines()[0]}",
+            hint="export it again, or check it with onnx.checker.check_model",
+            where=str(path),
+        ) from error
+    return proto
+
+
+def prepare(proto: onnx.ModelProto) -> ir.Model:
+    """The normalised model of a checked proto; the proto is not changed.
+
+    Raises:
+        SourceError: when the model was exported in training mode.
+    """
+    import onnx_ir as ir
+
+    model: ir.Model = ir.serde.deserialize_model(_inline_foreign(proto))
+    refuse_training_mode(model)
+    _drop_metadata(model)
+    _name_everything(model)
+    _constants_to_initializers(model)
+    model.ir_version = max(int(model.ir_version), MIN_IR_VERSION)
+    drop_dead(model)
+    infer_shapes(model)
+    return model
+
+
+def drop_dead(model: ir.Model) -> None:
+    """Remove nodes, initializers and functions that no output needs."""
+    import onnx_ir.passes.common as common
+
+    common.RemoveUnusedNodesPass()(model)
+    common.RemoveUnusedFunctionsPass()(model)
+    for graph in model.graph.subgraphs():
+        for value in list(graph.initializers.values()):
+            if not list(value.uses()) and not value.is_graph_output():
+                del graph.initializers[value.name]
+
+
+def infer_shapes(model: ir.Model) -> None:
+    """Fill in shapes and types; values whose shape cannot be inferred stay without."""
+    import onnx_ir.passes.common as common
+
+    common.ShapeInferencePass(check_type=True, strict_mode=False, data_prop=True)(model)
+
+
+def refuse_training_mode(model: ir.Model) -> None:
+    """Raise for BatchNormalization or Dropout that would still train (they are not functions).
+
+    Raises:
+        SourceError: names the node and the remedy.
+    """
+    import onnx_ir as ir
+
+    opset = int(model.opset_imports.get("", 1))
+    for graph in (model.graph, *model.functions.values()):
+        for node in ir.traversal.RecursiveGraphIterator(graph):
+            if node.domain == "" and (problem := _training(node, opset)):
+                path = module_path(node)
+                raise SourceError(
+                    f"{describe(node)} was exported in training mode: {problem}",
+                    hint="call model.eval() before exporting"
+                    + (f" (torch module {path})" if path else ""),
+                    where=str(node.name),
+                )
+
+
+def _training(node: ir.Node, opset: int) -> str:
+    if node.op_type == "BatchNormalization":
+        if attribute(node, "training_mode", 0):
+            return "training_mode is 1"
+        if opset < 7 and not attribute(node, "is_test", 0):
+            return "is_test is 0"
+        if opset < 14 and any(list(out.uses()) for out in node.outputs[1:]):
+            return "its batch statistics are used"
+    if node.op_type == "Dropout":
+        if opset < 7 and not attribute(node, "is_test", 0):
+            return "is_test is 0"
+        if (mode := read(node, 2)) is not None:
+            flag = constant(mode)
+            if flag is None and (producer := mode.producer()) is not None:
+                value = producer.attributes.get("value")
+                if producer.op_type == "Constant" and value is not None:
+                    flag = value.value.numpy()
+            if flag is not None and bool(flag.any()):
+                return "training_mode is true, so it is an active Dropout"
+    return ""
+
+
+def _inline_foreign(proto: onnx.ModelProto) -> onnx.ModelProto:
+    import onnx.inliner
+
+    if all(function.domain == DOMAIN for function in proto.functions):
+        return proto
+    foreign = [(f.domain, f.name) for f in proto.functions if f.domain != DOMAIN]
+    return onnx.inliner.inline_selected_functions(proto, foreign)
+
+
+def _drop_metadata(model: ir.Model) -> None:
+    import onnx_ir as ir
+
+    def keep(props: dict[str, str]) -> None:
+        for key in [k for k in props if k not in KEPT_METADATA and not k.startswith("edgefuse.")]:
+            del props[key]
+
+    model.metadata_props.clear()
+    model.doc_string = None
+    for graph in (model.graph, *model.functions.values(), *model.graph.subgraphs()):
+        graph.metadata_props.clear()
+        graph.doc_string = None
+        for value in (*graph.inputs, *getattr(graph, "initializers", {}).values()):
+            value.metadata_props.clear()
+            value.doc_string = None
+        for node in ir.traversal.RecursiveGraphIterator(graph):
+            node.doc_string = None
+            keep(node.metadata_props)
+            for value in node.outputs:
+                value.metadata_props.clear()
+                value.doc_string = None
+
+
+def _name_everything(model: ir.Model) -> None:
+    """Give nodes without a name, or with one already taken, a name of their own."""
+    import onnx_ir as ir
+
+    seen: set[str] = set()
+    for graph in (model.graph, *model.functions.values()):
+        for node in ir.traversal.RecursiveGraphIterator(graph):
+            base = node.name or f"{node.op_type}_{node.outputs[0].name if node.outputs else ''}"
+            name, number = base, 1
+            while name in seen:
+                number += 1
+                name = f"{base}_{number}"
+            seen.add(name)
+            node.name = name
+
+
+def _constants_to_initializers(model: ir.Model) -> None:
+    import numpy as np
+    import onnx_ir as ir
+
+    numeric: dict[str, type[np.generic]] = {"value_float": np.float32, "value_floats": np.float32}
+    numeric |= {"value_int": np.int64, "value_ints": np.int64}
+    nodes = [n for n in ir.traversal.RecursiveGraphIterator(model.graph) if _is_constant_node(n)]
+    for node in nodes:
+        (key, found), *_ = node.attributes.items()
+        if key == "value":
+            tensor = found.value
+        elif key in numeric:
+            tensor = ir.tensor(np.array(found.value, dtype=numeric[key]))
+        else:
+            continue
+        output, graph = node.outputs[0], node.graph
+        if output.is_graph_output():
+            continue
+        name = output.name
+        output.name = f"{name}_constant"
+        tensor.name = name
+        value = ir.Value(
+            name=name, shape=tensor.shape, type=ir.TensorType(tensor.dtype), const_value=tensor
+        )
+        output.replace_all_uses_with(value)
+        graph.remove(node, safe=True)
+        graph.register_initializer(value)
+
+
+def _is_constant_node(node: ir.Node) -> bool:
+    return (
+        node.domain == ""
+        and node.op_type == "Constant"
+        and not any(a.is_ref() for a in node.attributes.values())
+    )

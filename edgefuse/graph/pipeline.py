@@ -1,0 +1,155 @@
+"""Order the passes and run each to its fixed point, in graph order, until nothing fires.
+
+Order: phase by phase; inside a phase a pass runs once every pass it names in ``after`` has run,
+ties by name. The whole sequence is repeated until one round fires nothing, so a finished graph is
+a fixed point of every pass; refusals are those of that last round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from edgefuse.errors import StageError
+from edgefuse.graph.builder import GraphBuilder
+from edgefuse.graph.ledger import Ledger, LedgerEntry
+from edgefuse.graph.normalise import drop_dead, infer_shapes
+from edgefuse.graph.rule import ANY, PASSES, PHASES, Context, Match, Pass, Refusal
+from edgefuse.graph.values import module_path, origin
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+MAX_ROUNDS = 20
+Observer = Callable[[Pass, int], None]
+
+
+def ordered(passes: Mapping[str, Pass]) -> list[Pass]:
+    """Passes in the order they run.
+
+    Raises:
+        ValueError: an unknown pass or a later phase in ``after``, or a cycle.
+    """
+    for entry in passes.values():
+        for earlier in entry.after:
+            if earlier not in passes:
+                raise ValueError(f"{entry.name} runs after {earlier!r}, which does not exist")
+            if PHASES.index(passes[earlier].phase) > PHASES.index(entry.phase):
+                raise ValueError(f"{entry.name} runs after {earlier!r}, which is of a later phase")
+    done: list[Pass] = []
+    for phase in PHASES:
+        waiting = {name: p for name, p in sorted(passes.items()) if p.phase == phase}
+        while waiting:
+            free = [p for p in waiting.values() if not any(a in waiting for a in p.after)]
+            if not free:
+                raise ValueError(f"the passes {sorted(waiting)} wait for each other")
+            done.append(free[0])
+            del waiting[free[0].name]
+    return done
+
+
+def run_passes(
+    model: ir.Model,
+    *,
+    skip: Sequence[str] = (),
+    fold_size_limit_bytes: int = 1 << 22,
+    passes: Sequence[Pass] | None = None,
+    observe: Observer | None = None,
+) -> tuple[ir.Model, Ledger]:
+    """Run every pass on a normalised model, in place.
+
+    Args:
+        model: from :func:`edgefuse.graph.normalise.prepare`.
+        skip: names of passes not to run.
+        fold_size_limit_bytes: no constant larger than this is made.
+        passes: what to run, in order; None for every registered pass.
+        observe: called after a pass that fired in a round, with the number of times.
+
+    Raises:
+        StageError: when the passes find no fixed point.
+    """
+    if passes is None:
+        passes = ordered(PASSES.all())
+    chosen = [p for p in passes if p.name not in skip]
+    context = Context(int(model.opset_imports.get("", 1)), fold_size_limit_bytes)
+    builder = GraphBuilder(model)
+    fired: list[LedgerEntry] = []
+    for _ in range(MAX_ROUNDS):
+        refused: list[LedgerEntry] = []
+        before = len(fired)
+        for entry in chosen:
+            done, refusals = _to_fixed_point(entry, builder, context)
+            fired += done
+            refused += refusals
+            if done:
+                drop_dead(model)
+                if entry.phase == "normalise":
+                    infer_shapes(model)
+                if observe is not None:
+                    observe(entry, len(done))
+        if len(fired) == before:
+            return model, Ledger(tuple(_sorted(chosen, fired + refused)))
+    raise StageError(
+        f"the passes still change the graph after {MAX_ROUNDS} rounds",
+        hint="two passes undo each other: skip passes one by one to find them, and report it",
+    )
+
+
+def _sorted(passes: Sequence[Pass], entries: list[LedgerEntry]) -> list[LedgerEntry]:
+    rank = {p.name: i for i, p in enumerate(passes)}
+    return sorted(entries, key=lambda e: (rank[e.pass_name], e.verdict))
+
+
+def _to_fixed_point(
+    entry: Pass, builder: GraphBuilder, context: Context
+) -> tuple[list[LedgerEntry], list[LedgerEntry]]:
+    """Sweep the graph until the pass fires nowhere: what fired, and the last sweep's refusals."""
+    fired: list[LedgerEntry] = []
+    for _ in range(MAX_ROUNDS):
+        before = len(fired)
+        refused: list[LedgerEntry] = []
+        for node in _anchors(entry, builder.model):
+            if node.graph is None:
+                continue
+            verdict = entry.match(node, context)
+            if isinstance(verdict, Match):
+                fired.append(_fire(entry, verdict, builder))
+            elif isinstance(verdict, Refusal):
+                refused.append(_refused(entry, node, verdict))
+        if len(fired) == before:
+            return fired, refused
+    raise StageError(f"pass {entry.name} still changes the graph after {MAX_ROUNDS} sweeps")
+
+
+def _anchors(entry: Pass, model: ir.Model) -> list[ir.Node]:
+    import onnx_ir as ir
+
+    nodes = ir.traversal.RecursiveGraphIterator(model.graph)
+    everything = ANY in entry.anchors
+    return [n for n in nodes if n.domain == "" and (everything or n.op_type in entry.anchors)]
+
+
+def _fire(entry: Pass, match: Match, builder: GraphBuilder) -> LedgerEntry:
+    names = tuple(name for node in match.nodes for name in origin(node)[0])
+    module = module_path(match.nodes[0])
+    launches, saved = builder.launches_saved, builder.bytes_saved
+    entry.rewrite(match, builder)
+    return LedgerEntry(
+        pass_name=entry.name,
+        verdict="fired",
+        module=module,
+        nodes=names,
+        intermediate_bytes_saved=builder.bytes_saved - saved,
+        launches_saved=builder.launches_saved - launches,
+    )
+
+
+def _refused(entry: Pass, node: ir.Node, refusal: Refusal) -> LedgerEntry:
+    return LedgerEntry(
+        pass_name=entry.name,
+        verdict="refused",
+        module=module_path(node),
+        nodes=refusal.nodes,
+        reason=refusal.reason,
+        remedy=refusal.remedy,
+    )
