@@ -159,8 +159,9 @@ def _tiny(key: str, before: str = "") -> Callable[[_Row], str]:
     return lambda e: _exact(e.get(key), f"{before}{write.power_text(e.get(key))}")
 
 
-def _fold(summary: str, body: str) -> str:
-    return f"<details><summary>{summary}</summary>\n{body}</details>\n"
+def _fold(summary: str, body: str, kind: str = "") -> str:
+    """Folded away; kind ``bulk`` stays folded on paper too."""
+    return f'<details class="{kind}"><summary>{summary}</summary>\n{body}</details>\n'
 
 
 def _times(number: int, what: str) -> str:
@@ -212,10 +213,12 @@ def _flat(figures: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _figure(name: str, value: Any) -> str:
-    unit = write.unit_of(name)
     if isinstance(value, (list, tuple)):
-        return _text(", ".join(write.quantity(v, unit) for v in value)) or DASH
-    return _exact(value, write.quantity(value, unit))
+        return ", ".join(_figure(name, item) for item in value) or DASH
+    unit = write.unit_of(name)
+    if unit or not isinstance(value, float):
+        return _exact(value, write.quantity(value, unit))
+    return _exact(value, f"{value:,.5g}")
 
 
 def _gates(report: _Row) -> str:
@@ -223,7 +226,7 @@ def _gates(report: _Row) -> str:
         return lambda check: _exact(check.get(key), write.check_texts(check)[index])
 
     def room(check: _Row) -> str:
-        return f'{_margin_bar(check)}<span class="room">{write.check_texts(check)[3]}</span>'
+        return f'{_margin_bar(check)}<span class="room">{_text(write.check_texts(check)[3])}</span>'
 
     columns: _Columns = {
         "check": _named("name"),
@@ -348,7 +351,8 @@ def _ledger(fusion: _Row, verdict: str) -> str:
         what = f'{_name(name)} <span class="reason">{_text(reason)}</span>'
         what += f'<span class="remedy">{_text(remedy)}</span>' if remedy else ""
         caption = f"{len(entries):,} {verdict} by {name}"
-        out.append(_fold(_times(len(entries), what), _grid(caption, columns, entries)))
+        kind = "bulk" if verdict == "fired" else ""
+        out.append(_fold(_times(len(entries), what), _grid(caption, columns, entries), kind))
     return "".join(out)
 
 
@@ -370,7 +374,7 @@ def _contract(fusion: _Row) -> str:
     broken = _grid("Fused groups not kept", columns, [e for e in entries if not e.get("ok")])
     rest = _grid("Fused groups kept", columns, kept)
     return f'<p class="lead">{lead}</p>\n{broken}' + (
-        _fold(_times(len(kept), "kept"), rest) if kept else ""
+        _fold(_times(len(kept), "kept"), rest, "bulk") if kept else ""
     )
 
 
@@ -419,7 +423,7 @@ def _parity(report: _Row) -> str:
         "stage": _named("stage"),
         "max relative error#": _tiny("max_relative_error"),
         "limit#": _tiny("limit"),
-        "SQNR#": lambda e: write.quantity(e.get("sqnr_db"), "dB"),
+        "SQNR#": lambda e: _text(write.quantity(e.get("sqnr_db"), "dB")),
         "samples#": _number("samples"),
         "verdict": verdict,
     }

@@ -92,7 +92,7 @@ def passing() -> dict[str, Any]:
         "schema": 1,
         "edgefuse": "0.1.0",
         "recipe": "mobilenet_v2",
-        "description": "MobileNetV2 on 224 × 224 pictures, judged by agreement with the float model.",
+        "description": "MobileNetV2 on 224-pixel pictures, judged by agreement with float.",
         "verdict": "pass",
         "exit_code": 0,
         "target": "host",
