@@ -451,6 +451,10 @@ def _repeat(report: _Row) -> str:
 
 def _header(report: _Row) -> str:
     verdict = write.printable(report.get("verdict") or "incomplete")
+    headline = _HEADLINES.get(verdict, "")
+    gates = rows(report, "gates")
+    if verdict == "pass" and not (gates and all(g.get("verdict") == "pass" for g in gates)):
+        headline = "ended, but not with every gate passed"
     code = report.get("exit_code")
     meaning = EXIT_CODES.get(code, "") if isinstance(code, int) else ""
     pairs = {
@@ -465,7 +469,7 @@ def _header(report: _Row) -> str:
     return (
         f'<header class="{_tone(verdict)}">\n<p id="verdict" class="stamp">{glyph}{_text(verdict)}'
         f'</p>\n<div>\n<h1><span class="recipe">{_text(report.get("recipe")) or "unnamed recipe"}'
-        f"</span> {_HEADLINES.get(verdict, '')}</h1>\n"
+        f"</span> {headline}</h1>\n"
         f'<p class="about">{_text(report.get("description"))}</p>\n'
         f'<p class="summary">{_text(write.summary_sentences(report))}</p>\n'
         f'<dl class="facts">{facts}</dl>\n</div>\n</header>\n'

@@ -124,8 +124,9 @@ def quantity(value: Any, unit: str, digits: int = 2) -> str:
 
 
 def unit_of(name: str) -> str:
-    """The unit that ends a figure's name: p90_ms -> ms; empty when it names none."""
-    return _SUFFIXES.get(name.rsplit("_", 1)[-1], "")
+    """The unit in a figure's path: p90_ms -> ms, top1_percent.int8 -> %; empty when none."""
+    ends = (step.rsplit("_", 1)[-1] for step in reversed(name.split(".")))
+    return next((_SUFFIXES[end] for end in ends if end in _SUFFIXES), "")
 
 
 def judged(check: Mapping[str, Any]) -> Any:

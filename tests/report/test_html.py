@@ -92,7 +92,7 @@ def test_verdict_and_gates_come_first():
 
 @pytest.mark.parametrize(
     "figure",
-    ["91.20%", "88.00%", "≥ 85.00%", "+3.00 points", "23.87 dB", "1.72 MiB", "21.1 s", "19.95 MiB"],
+    ["91.20%", "88.00%", "≥ 85.00%", "+3.00 points", "23.87 dB", "1.72 MiB", "21.1 s", "71.57%"],
 )
 def test_figures_carry_their_units(figure):
     assert figure in _Outline(html.render(passing())).text
@@ -130,7 +130,13 @@ def test_failure_is_said_with_its_remedy():
 
 def test_a_run_without_gates_says_so():
     for report in ({}, early(), passing() | {"gates": []}):
-        assert "No gate was judged" in html.render(report)
+        page = html.render(report)
+        assert "No gate was judged" in page
+        assert "may ship" not in page
+
+
+def test_a_verdict_that_its_gates_contradict_is_no_leave_to_ship():
+    assert "may ship" not in html.render(failing() | {"verdict": "pass"})
 
 
 @pytest.mark.parametrize("verdict", ["pass", "fail", "inconclusive", "error", "incomplete"])
