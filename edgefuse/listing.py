@@ -196,7 +196,7 @@ def _check_row(folder: Path, name: str, index: str, place: str) -> None:
             hint="list files relative to the folder, without ..",
             where=place,
         )
-    if not re.fullmatch(r"\s*[0-9]+\s*", index):
+    if not re.fullmatch(r"\s*[0-9]{1,9}\s*", index):
         raise DataError(
             f"class_index of {name} must be an integer from 0, not {index!r}", where=place
         )

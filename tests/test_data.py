@@ -252,6 +252,7 @@ BAD_FOLDERS = {
     "label": (lambda f: table(f, "file,class_index\np0.png,cat\n"), r"labels.csv:2: .*'cat'"),
     "no label": (lambda f: table(f, "file,class_index\np0.png\n"), "must be an integer"),
     "negative": (lambda f: table(f, "file,class_index\np0.png,-1\n"), "must be an integer"),
+    "huge": (lambda f: table(f, f"file,class_index\np0.png,{'9' * 5000}\n"), "must be an integer"),
     "missing": (lambda f: table(f, "file,class_index\nq.png,1\n"), r":2: q.png is listed and does"),
     "escape": (lambda f: table(f, "file,class_index\n../p.png,1\n"), "no path inside the folder"),
     "absolute": (lambda f: table(f, "file,class_index\n/p.png,1\n"), "no path inside the folder"),
