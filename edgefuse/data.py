@@ -13,7 +13,7 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -186,6 +186,12 @@ def batches(samples: Iterable[Sample], batch: int) -> Iterator[tuple[Feeds, list
             names = held[0].feeds
             yield {n: np.concatenate([s.feeds[n] for s in padded]) for n in names}, held
             held = []
+
+
+def take(samples: SampleSet, downloads: Downloads | None, count: int, batch: int) -> list[Feeds]:
+    """Feeds of the first samples, spread over at most ``count`` stacks of ``batch``."""
+    stream = batches(samples.samples(downloads), batch)
+    return [feeds for feeds, _ in islice(stream, count)]
 
 
 def _existing(text: str, base: Path, key: str) -> Path:

@@ -53,6 +53,7 @@ class Step:
         key: its cache key; None while it depends on a stage that is yet to run.
         status: ``cached``; ``run``; ``depends`` on what the stages before it will produce.
         why: the reason for not being cached.
+        forced: whether a stored result is not to be used.
     """
 
     stage: Stage
@@ -60,6 +61,7 @@ class Step:
     key: str | None = None
     parts: Mapping[str, Any] = field(default_factory=dict)
     why: str = ""
+    forced: bool = False
 
 
 def stages_of(recipe: Recipe, selection: Selection = Selection()) -> list[Stage]:
@@ -142,17 +144,18 @@ def make_plan(job: Job, selection: Selection = Selection()) -> list[Step]:
     known: dict[str, str] = {}
     steps: list[Step] = []
     for stage in stages:
+        anew = stage.name in forced or not stage.cacheable(job.recipe)
         present = [n for n in stage.inputs if any(n == s.name for s in stages)]
         waiting = [n for n in present if n not in known]
         if waiting:
-            steps.append(Step(stage, "depends", why=f"on the result of {', '.join(waiting)}"))
+            why = f"on the result of {', '.join(waiting)}"
+            steps.append(Step(stage, "depends", why=why, forced=anew))
             continue
         parts = parts_of(job, stage, {n: known[n] for n in present})
         key = key_of(parts)
-        if not stage.cacheable(job.recipe):
-            steps.append(Step(stage, "run", key, parts, "never cached: see its recipe section"))
-        elif stage.name in forced:
-            steps.append(Step(stage, "run", key, parts, "asked for"))
+        if anew:
+            why = "asked for" if stage.name in forced else "never cached: its inputs are unknown"
+            steps.append(Step(stage, "run", key, parts, why, forced=True))
         else:
             try:
                 known[stage.name] = job.store.entry(stage.name, key)["sha256"]

@@ -105,7 +105,9 @@ class Model(Section):
     onnx: LocalFile | None = Field(None, description="An .onnx file.")
     tflite: LocalFile | None = Field(None, description="A float .tflite file: convert only checks.")
     inputs: tuple[TensorShape, ...] = Field(
-        (), description="Names and shapes; needed for torch, checked for onnx."
+        min_length=1,
+        description="Names and static shapes, in the order of forward(); dynamic sizes of an "
+        "ONNX file are pinned to these.",
     )
     outputs: tuple[str, ...] = Field((), description="Names of the outputs; needed for torch.")
 
@@ -114,8 +116,8 @@ class Model(Section):
         given = [k for k in ("torch", "onnx", "tflite") if getattr(self, k) is not None]
         if len(given) != 1:
             raise ValueError(f"give exactly one of torch, onnx, tflite (found: {given or 'none'})")
-        if self.torch and not (self.inputs and self.outputs):
-            raise ValueError("a torch model needs inputs (name, shape) and outputs (names)")
+        if self.torch and not self.outputs:
+            raise ValueError("a torch model needs the names of its outputs")
         names = [i.name for i in self.inputs] + list(self.outputs)
         if len(set(names)) != len(names):
             raise ValueError(f"input and output names must differ: {names}")
@@ -124,6 +126,11 @@ class Model(Section):
     @property
     def source(self) -> str:
         return "torch" if self.torch else "onnx" if self.onnx else "tflite"
+
+    @property
+    def batch(self) -> int:
+        """The static batch: the first axis of the first input."""
+        return self.inputs[0].shape[0]
 
     @property
     def random_weights(self) -> bool:

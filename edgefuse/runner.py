@@ -112,10 +112,9 @@ class Runner:
         inputs = {name: done[name] for name in stage.inputs if name in done}
         parts = parts_of(job, stage, {name: a.sha256 for name, a in inputs.items()})
         key = key_of(parts)
-        forced = step.status == "run" and step.why in ("asked for", "never cached")
         start = time.monotonic()
         with job.store.lock(key):
-            artifact = None if forced or not stage.cacheable(job.recipe) else self._cached(stage, key)
+            artifact = None if step.forced else self._cached(stage, key)
             if artifact is None:
                 previous = job.store.latest(stage.name, job.recipe.name)
                 estimate = previous["seconds"] if previous else None

@@ -18,7 +18,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from edgefuse.errors import ToolError
+from edgefuse import errors
+from edgefuse.errors import EdgefuseError, ToolError
 
 _GRACE_S = 2.0
 
@@ -31,6 +32,7 @@ def call(module: str, job: Mapping[str, Any], log: Path, timeout_s: float) -> di
 
     Raises:
         ToolError: when it fails, answers nothing, or runs longer than ``timeout_s`` seconds.
+        EdgefuseError: the child's own, as it was raised there.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as stream:
@@ -40,6 +42,7 @@ def call(module: str, job: Mapping[str, Any], log: Path, timeout_s: float) -> di
             stdout=subprocess.PIPE,
             stderr=stream,
             start_new_session=True,
+            env={**os.environ, "PYTHONSAFEPATH": "1"},
         )
     try:
         answer = _converse(child, json.dumps(job), timeout_s)
@@ -57,6 +60,9 @@ def call(module: str, job: Mapping[str, Any], log: Path, timeout_s: float) -> di
         result: dict[str, Any] = json.loads(answer)
     except ValueError:
         raise ToolError(f"{module} gave no answer", where=str(log)) from None
+    if "error" in result:
+        kind = getattr(errors, result["error"].pop("kind"))
+        raise kind(result["error"].pop("message"), **result["error"])
     return result
 
 
@@ -111,7 +117,11 @@ def serve(work: Callable[[dict[str, Any]], Mapping[str, Any]]) -> None:
     # Native code may print to descriptor 1: keep it for the answer alone.
     answer = os.dup(1)
     os.dup2(2, 1)
-    result = json.dumps(work(job))
+    try:
+        result = json.dumps(work(job))
+    except EdgefuseError as error:
+        told = {"message": error.message, "hint": error.hint, "where": error.where}
+        result = json.dumps({"error": {"kind": type(error).__name__, **told}})
     with os.fdopen(answer, "w") as stream:
         stream.write(result + "\n")
     os.close(1)

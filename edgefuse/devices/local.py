@@ -7,11 +7,13 @@ Layout under the destination::
 
 A bundle is unpacked beside its place under a temporary name, synced, renamed, and only then does
 ``current`` move: a kill at any moment leaves the old release current and at worst a temporary
-folder, which the next install removes. Earlier releases stay, so that going back is one link.
+folder, which the next install removes. Earlier releases stay, so that going back is one link. Two
+installs at once wait for each other (a lock that dies with its holder).
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
@@ -44,8 +46,12 @@ def install(bundle: Path, sha256: str, destination: Path) -> Installed:
             hint="it was changed or cut on its way here: build or copy it again",
             where=str(bundle),
         )
+    releases = destination / "releases"
     try:
-        return _install(bundle, sha256, destination)
+        releases.mkdir(parents=True, exist_ok=True)
+        with (releases / ".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            return _install(bundle, sha256, destination)
     except OSError as error:
         raise DeviceUnavailable(
             f"cannot install: {error.strerror or error}", where=str(destination)
@@ -53,10 +59,8 @@ def install(bundle: Path, sha256: str, destination: Path) -> Installed:
 
 
 def _install(bundle: Path, sha256: str, destination: Path) -> Installed:
-    releases = destination / "releases"
-    releases.mkdir(parents=True, exist_ok=True)
     current = destination / "current"
-    release = releases / sha256
+    release = destination / "releases" / sha256
     previous = current.resolve().name if current.is_symlink() else ""
     fresh = not release.is_dir()
     if fresh:
@@ -73,9 +77,9 @@ def _install(bundle: Path, sha256: str, destination: Path) -> Installed:
 
 def _unpack(bundle: Path, release: Path) -> None:
     """Unpack under a temporary name and rename: ``release`` is whole or absent."""
-    for left in release.parent.glob(f"{_TEMPORARY}{release.name[:16]}-*"):
+    for left in release.parent.glob(f"{_TEMPORARY}*"):
         shutil.rmtree(left, ignore_errors=True)
-    folder = Path(tempfile.mkdtemp(prefix=f"{_TEMPORARY}{release.name[:16]}-", dir=release.parent))
+    folder = Path(tempfile.mkdtemp(prefix=_TEMPORARY, dir=release.parent))
     try:
         unpack(bundle, folder)
         _check_manifest(folder)
@@ -83,12 +87,7 @@ def _unpack(bundle: Path, release: Path) -> None:
         for path in sorted(folder.rglob("*")):
             _sync(path)
         _sync(folder)
-        try:
-            folder.rename(release)
-        except OSError:
-            # Another install of the same bundle was faster; its release is the same.
-            if not release.is_dir():
-                raise
+        folder.rename(release)
         _sync(release.parent)
     finally:
         shutil.rmtree(folder, ignore_errors=True)

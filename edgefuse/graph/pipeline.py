@@ -83,7 +83,7 @@ def run_passes(
             refused += refusals
             if done:
                 drop_dead(model)
-                if entry.phase == "normalise":
+                if _shapes_missing(model):
                     infer_shapes(model)
                 if observe is not None:
                     observe(entry, len(done))
@@ -127,6 +127,13 @@ def _anchors(entry: Pass, model: ir.Model) -> list[ir.Node]:
     nodes = ir.traversal.RecursiveGraphIterator(model.graph)
     everything = ANY in entry.anchors
     return [n for n in nodes if n.domain == "" and (everything or n.op_type in entry.anchors)]
+
+
+def _shapes_missing(model: ir.Model) -> bool:
+    import onnx_ir as ir
+
+    nodes = ir.traversal.RecursiveGraphIterator(model.graph)
+    return any(v.name and (v.shape is None or v.dtype is None) for n in nodes for v in n.outputs)
 
 
 def _fire(entry: Pass, match: Match, builder: GraphBuilder) -> LedgerEntry:

@@ -77,8 +77,13 @@ def sole_user(value: ir.Value) -> ir.Node | None:
     return user if producer is None or user.graph is producer.graph else None
 
 
+def reads_alone(node: ir.Node, value: ir.Value) -> bool:
+    """Whether ``node`` is the :func:`sole_user` of the value."""
+    return sole_user(value) is node
+
+
 def why_shared(value: ir.Value) -> str:
-    """Why :func:`sole_user` is None: the end of the sentence "the output of Conv 'c' ..."."""
+    """Why nobody :func:`reads_alone`: the end of the sentence "the output of Conv 'c' ..."."""
     if value.is_graph_output():
         return f"({value.name}) is an output of the graph"
     users = sorted({describe(use.node) for use in value.uses()})

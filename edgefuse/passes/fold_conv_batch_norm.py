@@ -23,8 +23,8 @@ from edgefuse.graph.values import (
     constant,
     describe,
     read,
+    reads_alone,
     set_origin,
-    sole_user,
     why_not_constant,
     why_shared,
 )
@@ -50,7 +50,7 @@ def match(node: ir.Node, context: Context) -> Verdict:
             (str(node.name),),
             "put the normalisation directly behind the layer, before the activation",
         )
-    if sole_user(value) is not node:
+    if not reads_alone(node, value):
         return _refuse(node, layer, f"the output of {describe(layer)} {why_shared(value)}")
     if any(list(o.uses()) or o.is_graph_output() for o in node.outputs[1:]):
         return _refuse(node, layer, f"{describe(node)} has further outputs that are used")

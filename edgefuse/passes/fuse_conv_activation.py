@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from edgefuse.graph.activation import ACTIVATIONS, activation_reason
 from edgefuse.graph.group import fuse_chain
 from edgefuse.graph.rule import PASSES, Context, Match, Pass, Refusal, Verdict
-from edgefuse.graph.values import describe, sole_user, why_shared
+from edgefuse.graph.values import describe, reads_alone, why_shared
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -39,7 +39,7 @@ def match(node: ir.Node, context: Context) -> Verdict:
             (str(node.name),),
         )
     names = (str(node.name), str(layer.name))
-    if sole_user(value) is not node:
+    if not reads_alone(node, value):
         return Refusal(f"the output of {describe(layer)} {why_shared(value)}", names)
     if (refusal := activation_reason(node, context.opset)) is not None:
         return refusal

@@ -17,7 +17,14 @@ from typing import TYPE_CHECKING
 from edgefuse.graph.activation import ACTIVATIONS, activation_reason
 from edgefuse.graph.group import fuse_chain
 from edgefuse.graph.rule import PASSES, Context, Match, Pass, Refusal, Verdict
-from edgefuse.graph.values import describe, is_constant, same_shape, sole_user, why_shared
+from edgefuse.graph.values import (
+    describe,
+    is_constant,
+    reads_alone,
+    same_shape,
+    sole_user,
+    why_shared,
+)
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -32,7 +39,7 @@ def match(node: ir.Node, context: Context) -> Verdict:
     candidates = [(a, b) for a, b in ((left, right), (right, left)) if _from_layer(a)]
     if not candidates:
         return None
-    free = [pair for pair in candidates if sole_user(pair[0]) is node]
+    free = [pair for pair in candidates if reads_alone(node, pair[0])]
     if not free:
         value = candidates[0][0]
         return _refuse(node, value, f"the output of {describe(value.producer())} "

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from edgefuse.graph.activation import CLIP_INPUTS_SINCE, Bounds, read_bounds
 from edgefuse.graph.rule import PASSES, Context, Match, Pass, Refusal, Verdict
-from edgefuse.graph.values import describe, is_float, read, sole_user, why_shared
+from edgefuse.graph.values import describe, is_float, read, reads_alone, sole_user, why_shared
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -39,7 +39,7 @@ def match(node: ir.Node, context: Context) -> Verdict:
     inner = None if producer is None else read_bounds(producer, context.opset)
     if isinstance(inner, Bounds) and not _crossed(inner.low, inner.high):
         assert producer is not None
-        if sole_user(bounds.source) is node:
+        if reads_alone(node, bounds.source):
             low, high = _compose(inner, bounds)
             return _found((producer, node), inner.source, low, high, context)
         if _canonical(node, bounds, context):

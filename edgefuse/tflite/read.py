@@ -298,6 +298,10 @@ def _tensor(
             f"constant {_text(table.Name())!r} of shape {shape} {dtype} needs {nbytes} bytes, "
             f"its buffer has {spans[table.Buffer()][1]}"
         )
+    if table.ExternalBuffer():
+        raise StageError(
+            f"constant {_text(table.Name())!r} lies outside the file", where="tensor " + str(index)
+        )
     quantization = table.Quantization()
     scales = _vector(quantization, "Scale") if quantization else ()
     return Tensor(

@@ -18,6 +18,7 @@ import difflib
 import os
 import sys
 import tempfile
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -199,6 +200,11 @@ class Model:
             ) from error
         return value
 
+    def view(self, index: int) -> Array:
+        """As :meth:`value` without the copy: drop it before the next run."""
+        view: Array = self._interpreter.tensor(index)()
+        return view
+
     def address(self, index: int) -> tuple[int, int] | None:
         """Address and size in bytes of a tensor's memory now; None while it has none.
 
@@ -249,7 +255,9 @@ def open_model(
         interpreter.allocate_tensors()
         return interpreter
 
-    with quiet_native():
+    with quiet_native(), warnings.catch_warnings():
+        # Preserving all tensors warns of the memory it takes, each time.
+        warnings.simplefilter("ignore", UserWarning)
         try:
             interpreter = load()
         except (RuntimeError, ValueError) as error:

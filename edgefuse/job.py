@@ -1,0 +1,63 @@
+"""From command-line words to a job: recipe, target, store, and what keys need to know of data."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from edgefuse.data import open_samples
+from edgefuse.keys import version
+from edgefuse.plan import Job
+from edgefuse.recipe import Recipe
+from edgefuse.store import Store, default_root
+from edgefuse.target import load_target
+from edgefuse.yaml_file import load
+
+_DISTRIBUTIONS = {"litert": "ai-edge-litert", "tflite_runtime": "tflite-runtime"}
+
+
+def make_job(path: Path, settings: Sequence[str] = (), target: str | None = None) -> Job:
+    """Read a recipe and its target.
+
+    Raises:
+        RecipeError: anything wrong in either, with file:line.
+    """
+    recipe = load(path, Recipe, settings)
+    base = path.parent.absolute()
+    store = Store(default_root())
+    board = load_target(target or recipe.target, [base])
+
+    @functools.cache
+    def digest_of(role: str) -> str:
+        return open_samples(
+            getattr(recipe.data, role),
+            preprocess=recipe.preprocess,
+            inputs=recipe.model.inputs,
+            base=base,
+            memo=store.root / "memo.json" if store.root.is_dir() else None,
+        ).digest
+
+    @functools.cache
+    def fingerprint() -> str:
+        from edgefuse.devices.fingerprint import fingerprint as machine
+
+        distribution = _DISTRIBUTIONS[board.runtime]
+        facts = machine(f"{distribution} {version(distribution)}")
+        return str(facts["sha256"])
+
+    return Job(recipe, board, base, store, digest_of, fingerprint)
+
+
+def output_folder(job: Job, out: Path | None) -> Path:
+    """``--out``, else ``build/<recipe>/`` in the working folder."""
+    return out if out is not None else Path("build") / job.recipe.name
+
+
+def display(path: Path) -> str:
+    """A path as short as it can be: relative to the working folder where it lies inside."""
+    try:
+        return os.path.relpath(path) if path.absolute().is_relative_to(Path.cwd()) else str(path)
+    except ValueError:
+        return str(path)

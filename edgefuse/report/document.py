@@ -1,0 +1,137 @@
+"""The report document: what a run did, as data. ``schema: 1``; HTML and the table render it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edgefuse import __version__
+from edgefuse.keys import versions
+from edgefuse.store import write_atomically
+
+if TYPE_CHECKING:
+    from edgefuse.plan import Job
+    from edgefuse.runner import Outcome, Result
+
+_PACKAGES = (
+    "ai-edge-litert", "ai-edge-quantizer", "numpy", "onnx", "onnx-ir", "onnx2tf", "onnxruntime",
+    "onnxscript", "tensorflow", "tflite-runtime", "torch",
+)  # fmt: skip
+_VERDICTS = {0: "pass", 1: "fail", 4: "inconclusive"}
+
+
+def build(job: Job, result: Result, command: str, complete: bool) -> dict[str, Any]:
+    """The document of a finished run.
+
+    Args:
+        complete: whether every stage of the recipe was asked for (no ``--until``).
+    """
+    error = result.error
+    verdict = "error" if error and error.exit_code not in _VERDICTS else _VERDICTS[result.exit_code]
+    if verdict == "pass" and not complete:
+        verdict = "incomplete"
+    document: dict[str, Any] = {
+        "schema": 1,
+        "edgefuse": __version__,
+        "recipe": job.recipe.name,
+        "description": job.recipe.description,
+        "verdict": verdict,
+        "exit_code": result.exit_code,
+        "target": job.target.name,
+        "error": error
+        and {
+            "kind": type(error).__name__,
+            "message": error.message,
+            "hint": error.hint,
+            "where": error.where,
+        },
+        "warnings": list(result.warnings),
+        "stages": [_stage(outcome) for outcome in result.outcomes],
+        "gates": [_gate(o) for o in result.outcomes if o.stage.gate and o.evidence],
+        "fusion": _fusion(result.outcomes),
+        "parity": [
+            {"stage": o.stage.name, **o.evidence["parity"]}
+            for o in result.outcomes
+            if "parity" in o.evidence
+        ],
+        "artifacts": [
+            {
+                "file": o.file,
+                "kind": o.artifact.kind,
+                "stage": o.stage.name,
+                "sha256": o.artifact.sha256,
+                "bytes": o.artifact.path.stat().st_size,
+            }
+            for o in result.outcomes
+            if o.artifact is not None and o.file is not None
+        ],
+        "environment": versions(_PACKAGES),
+        "command": command,
+    }
+    return document
+
+
+def _stage(outcome: Outcome) -> dict[str, Any]:
+    artifact = outcome.artifact
+    return {
+        "name": outcome.stage.name,
+        "status": outcome.status,
+        "seconds": round(outcome.seconds, 3) if outcome.status in ("ran", "failed") else None,
+        "sha256": artifact.sha256 if artifact else None,
+        "key": artifact.key if artifact else None,
+        "kind": artifact.kind if artifact else None,
+        "file": outcome.file,
+        "bytes": artifact.path.stat().st_size if artifact else None,
+        "summary": str(outcome.evidence.get("summary", "")),
+    }
+
+
+def _gate(outcome: Outcome) -> dict[str, Any]:
+    fields = ("verdict", "target", "runtime", "provenance", "checks", "figures")
+    return {
+        "name": outcome.stage.name.removeprefix("gate_"),
+        "reused": outcome.status == "reused",
+        **{name: outcome.evidence[name] for name in fields},
+    }
+
+
+def _fusion(outcomes: list[Outcome]) -> dict[str, Any]:
+    merged: dict[str, Any] = {}
+    for outcome in outcomes:
+        for name in (
+            "operators_before", "operators_after", "operators_tflite", "passes", "ledger", "saved",
+            "contract",
+        ):  # fmt: skip
+            if name in outcome.evidence:
+                merged[name] = outcome.evidence[name]
+    return merged
+
+
+def write(document: Mapping[str, Any], out: Path) -> None:
+    """Write report.json and report.html, and evidence.json beside a bundle.
+
+    Raises:
+        StoreError: full disk, missing permission.
+    """
+    from edgefuse.report.html import render
+
+    write_atomically(out / "report.json", _json(document))
+    write_atomically(out / "report.html", render(document).encode())
+    bundle = next((a for a in document["artifacts"] if a["kind"] == "bundle"), None)
+    if bundle is not None:
+        evidence = {
+            "schema": 1,
+            "bundle_sha256": bundle["sha256"],
+            "recipe": document["recipe"],
+            "target": document["target"],
+            "verdict": document["verdict"],
+            "gates": document["gates"],
+            "parity": document["parity"],
+        }
+        write_atomically(out / "evidence.json", _json(evidence))
+
+
+def _json(data: Any) -> bytes:
+    return (json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()

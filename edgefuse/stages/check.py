@@ -1,0 +1,102 @@
+"""The fusion contract on the int8 file: nothing float, nothing lost on the way from ONNX.
+
+Every fused group must be one int8 operator with its activation fused, found by the value of its
+weights; every tensor must be integer; inputs and outputs must be the source's, by name.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from edgefuse.artifact import Artifact, Product
+from edgefuse.errors import StageError
+from edgefuse.recipe import Recipe
+from edgefuse.stage import Context, stage
+
+
+@stage(
+    name="check",
+    summary="the int8 file holds what was fused, and nothing float",
+    file_name="{name}_contract.json",
+    inputs=("fuse", "convert", "quantize"),
+    sections=("model.inputs", "check", "quantize"),
+    tools=("ai-edge-litert", "onnx", "onnx-ir", "numpy"),
+)
+def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Product:
+    from edgefuse.tflite.contract import check_int8
+    from edgefuse.tflite.read import read_model
+
+    float_model = read_model(inputs["convert"].path)
+    int8_model = read_model(inputs["quantize"].path)
+    context.progress(1, 3, "tensors")
+    _check_signature(inputs["convert"], inputs["quantize"], recipe)
+    problems = check_int8(int8_model, recipe.check.permit_float)
+    if problems:
+        shown = "; ".join(f"{p.operator or p.tensor}: {p.message}" for p in problems[:4])
+        more = f"; and {len(problems) - 4} more" if len(problems) > 4 else ""
+        raise StageError(
+            f"the int8 file is not full-integer: {shown}{more}",
+            hint="permit an operator by name in check.permit_float, or replace it in the model",
+            where=inputs["quantize"].path.name[:12],
+        )
+    context.progress(2, 3, "fused groups")
+    rows = _contract(inputs, float_model, int8_model)
+    broken = [row for row in rows if not row["ok"]]
+    if broken and recipe.check.fused_activations == "required":
+        first = broken[0]
+        raise StageError(
+            f"{len(broken)} fused groups were lost on the way to TFLite; the first: "
+            f"{first['group']} ({first['module'] or 'no module'}): {first['reason']}",
+            hint="set check.fused_activations: reported to ship it all the same",
+        )
+    counts = int8_model.operator_counts()
+    document = {"operators": counts, "contract": rows, "permit_float": list(recipe.check.permit_float)}
+    path = context.work / context.file_name
+    path.write_text(json.dumps(document, sort_keys=True, indent=1))
+    evidence = {
+        "operators_tflite": counts,
+        "contract": rows,
+        "summary": f"{len(int8_model.operators)} int8 operators, "
+        f"{sum(r['ok'] for r in rows)} of {len(rows)} fused groups kept",
+    }
+    return Product("verdict", path, evidence=evidence)
+
+
+def _check_signature(float_model: Artifact, int8_model: Artifact, recipe: Recipe) -> None:
+    """Names and shapes must be the float model's, types what the recipe asks for."""
+    for side, wanted_type in (("inputs", recipe.quantize.input), ("outputs", recipe.quantize.output)):
+        expected = getattr(float_model.signature, side)
+        found = getattr(int8_model.signature, side)
+        if [(s.name, s.shape) for s in expected] != [(s.name, s.shape) for s in found]:
+            raise StageError(
+                f"the int8 file's {side} are {[s.name for s in found]}, "
+                f"expected {[s.name for s in expected]} with the same shapes"
+            )
+        for spec in found:
+            if spec.dtype != wanted_type:
+                raise StageError(f"{spec.name!r} is {spec.dtype}, the recipe wants {wanted_type}")
+            if spec.dtype == "int8" and (spec.quantization is None or spec.quantization.scale <= 0):
+                raise StageError(f"{spec.name!r} is int8 without a scale")
+
+
+def _contract(inputs: Mapping[str, Artifact], float_model: Any, int8_model: Any) -> list[dict[str, Any]]:
+    if "fuse" not in inputs:
+        return []
+    from edgefuse.graph.group import groups
+    from edgefuse.tflite.contract import Group, check_contract
+
+    listed = [
+        Group(g.name, g.ops, g.module, g.weight, g.activation, g.output_name)
+        for g in groups(inputs["fuse"].path)
+        if g.weight is not None
+    ]
+    return [
+        {
+            **asdict(row),
+            "operator": f"{row.int8_code}#{row.int8_operator}" if row.int8_code else "",
+        }
+        for row in check_contract(float_model, int8_model, listed)
+    ]

@@ -1,0 +1,127 @@
+"""Fused ONNX to float TFLite in an offline child process, proven equal on real samples."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from edgefuse.artifact import Artifact, Product, Signature
+from edgefuse.errors import StageError
+from edgefuse.parity import require_parity
+from edgefuse.recipe import Recipe
+from edgefuse.stage import Context, stage
+
+
+@stage(
+    name="convert",
+    summary="the fused graph as float TFLite, equal to it",
+    file_name="{name}_float32.tflite",
+    inputs=("fuse",),
+    sections=("model.inputs", "model.outputs", "model.tflite", "preprocess", "convert"),
+    samples=("evaluation",),
+    tools=("onnx", "onnx2tf", "tensorflow", "tf-keras", "ai-edge-litert", "onnxruntime", "numpy"),
+)
+def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Product:
+    from edgefuse.data import take
+
+    path = context.work / context.file_name
+    feeds = take(
+        context.samples("evaluation"), context.downloads, recipe.convert.parity_samples, recipe.model.batch
+    )
+    if "fuse" in inputs:
+        evidence = _convert(inputs["fuse"], path, feeds, recipe, context)
+    else:
+        evidence = _given(path, feeds, recipe, context)
+    return Product("tflite", path, _signature(path), evidence)
+
+
+def _signature(path: Path) -> Signature:
+    from edgefuse.tflite.read import read_model, signature_of
+
+    return signature_of(read_model(path))
+
+
+def _convert(
+    fused: Artifact, path: Path, feeds: list[dict[str, Any]], recipe: Recipe, context: Context
+) -> dict[str, Any]:
+    from edgefuse import child
+    from edgefuse.graph.group import inline_groups
+    from edgefuse.graph.session import run_onnx
+    from edgefuse.tflite.feeds import aligned, run_samples, source_layouts
+
+    plain = context.work / "inlined.onnx"
+    inline_groups(fused.path, plain)
+    _picture_placeholder(feeds, context.work)
+    child.run(
+        "edgefuse.tflite.convert_worker",
+        {
+            "onnx": str(plain),
+            "tflite": str(path),
+            "inputs": [
+                {"name": s.name, "channels_first": s.layout == "NCHW"}
+                for s in fused.signature.inputs
+            ],
+            "outputs": [s.name for s in fused.signature.outputs],
+        },
+        work=context.work,
+        log=context.log,
+        timeout_s=recipe.convert.timeout_s,
+        tick=lambda gone: context.progress(min(int(gone), 14), 15, "converting"),
+    )
+    if not path.is_file():
+        raise StageError("the converter wrote no float model", hint=f"see {context.log}")
+    reference = run_onnx(fused.path, feeds)
+    parity = require_parity(
+        reference,
+        aligned(reference, list(run_samples(path, source_layouts(recipe), feeds))),
+        limit=recipe.convert.max_relative_error,
+        what="float TFLite against the fused ONNX",
+    )
+    size = path.stat().st_size
+    summary = f"relative error {parity['max_relative_error']:.1e}, {size / 1e6:.1f} MB"
+    return {"parity": parity, "summary": summary}
+
+
+def _given(
+    path: Path, feeds: list[dict[str, Any]], recipe: Recipe, context: Context
+) -> dict[str, Any]:
+    """A float .tflite as the source: checked, run on real samples, taken as it is."""
+    from edgefuse.tflite.feeds import check_given, run_samples, source_layouts
+
+    assert recipe.model.tflite is not None
+    given = context.local(recipe.model.tflite)
+    path.write_bytes(given.read_bytes())
+    check_given(path, recipe.model.inputs)
+    layouts = source_layouts(recipe)
+    parity = require_parity(
+        list(run_samples(given, layouts, feeds, kernels="reference")),
+        list(run_samples(path, layouts, feeds)),
+        limit=recipe.convert.max_relative_error,
+        what="optimised against reference kernels on the given float TFLite",
+    )
+    return {"parity": parity, "summary": "taken as given"}
+
+
+def _picture_placeholder(feeds: list[dict[str, Any]], work: Path) -> None:
+    """The sample file that onnx2tf would download, made from our own samples.
+
+    float32 [20, 128, 128, 3] in 0..1, looked for in its working directory.
+    """
+    import numpy as np
+
+    rows = []
+    for feed in feeds:
+        for value in feed.values():
+            if value.ndim == 4:
+                picture = value[0].transpose(1, 2, 0) if value.shape[1] == 3 else value[0]
+                if picture.shape[-1] == 3:
+                    ys = np.linspace(0, picture.shape[0] - 1, 128).astype(int)
+                    xs = np.linspace(0, picture.shape[1] - 1, 128).astype(int)
+                    small = picture[ys][:, xs].astype(np.float32)
+                    span = max(float(np.ptp(small)), 1e-6)
+                    rows.append((small - small.min()) / span)
+    if not rows:
+        rows = [np.random.default_rng(0).random((128, 128, 3), np.float32)]
+    stacked = np.stack([rows[i % len(rows)] for i in range(20)]).astype(np.float32)
+    np.save(work / "calibration_image_sample_data_20x128x128x3_float32.npy", stacked)

@@ -1,0 +1,184 @@
+"""Source model to the unfused ONNX graph, proven equal to the source on real samples.
+
+torch: the dynamo exporter without its optimiser, so that BatchNorm is still there to be fused and
+every node carries its torch module path; compared with *eager* PyTorch before anything else, since
+an exporter can be wrong without an error. onnx: checked, pinned to static shapes, compared with
+the file as given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edgefuse.artifact import Artifact, Layout, Product, Signature, TensorSpec
+from edgefuse.errors import SourceError, StageError
+from edgefuse.parity import require_parity
+from edgefuse.recipe import Recipe
+from edgefuse.stage import Context, stage
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@stage(
+    name="export",
+    summary="the model as an unfused ONNX graph, equal to its source",
+    file_name="{name}.onnx",
+    sections=("model", "preprocess", "export"),
+    samples=("evaluation",),
+    tools=("torch", "onnx", "onnxruntime", "onnxscript", "onnx-ir", "numpy"),
+    applies=lambda recipe: recipe.model.tflite is None,
+    cacheable=lambda recipe: recipe.model.torch is None or recipe.model.torch.weights != "callable",
+)
+def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Product:
+    from edgefuse.data import take
+    from edgefuse.graph.clean import clean_export
+    from edgefuse.graph.session import run_onnx
+
+    feeds = take(
+        context.samples("evaluation"), context.downloads, recipe.export.parity_samples, recipe.model.batch
+    )
+    context.progress(1, 4, "source")
+    raw = context.work / "raw.onnx"
+    if recipe.model.torch is not None:
+        reference = _from_torch(recipe, context, feeds, raw)
+        what = "export against eager PyTorch"
+    else:
+        reference = _from_onnx(recipe, context, feeds, raw)
+        what = "import against the given ONNX file"
+    context.progress(3, 4, "comparing")
+    path = context.work / context.file_name
+    clean_export(raw, path, recipe.name)
+    parity = require_parity(
+        reference, run_onnx(path, feeds), limit=recipe.export.max_relative_error, what=what
+    )
+    evidence = {
+        "parity": parity,
+        "weights": "random" if recipe.model.random_weights else "given",
+        "summary": f"relative error {parity['max_relative_error']:.1e} on {len(feeds)} samples",
+    }
+    return Product("onnx", path, signature(path, recipe), evidence)
+
+
+def signature(path: Path, recipe: Recipe) -> Signature:
+    """Inputs in the recipe's order and layout, outputs in the file's."""
+    import onnx
+
+    proto = onnx.load(path, load_external_data=False)
+    declared = recipe.preprocess.layout if recipe.preprocess else "NCHW"
+
+    def layout(rank: int) -> Layout:
+        return declared if rank == 4 else "other"
+
+    outputs = []
+    for output in proto.graph.output:
+        shape = tuple(d.dim_value for d in output.type.tensor_type.shape.dim)
+        if output.type.tensor_type.elem_type != onnx.TensorProto.FLOAT:
+            raise StageError(f"output {output.name!r} is not float32", where=path.name)
+        outputs.append(TensorSpec(output.name, shape, "float32", layout(len(shape))))
+    given = tuple(
+        TensorSpec(i.name, tuple(i.shape), i.dtype, layout(len(i.shape)))
+        for i in recipe.model.inputs
+    )
+    return Signature(given, tuple(outputs))
+
+
+def _from_torch(
+    recipe: Recipe, context: Context, feeds: list[dict[str, Any]], raw: Path
+) -> list[dict[str, Any]]:
+    from edgefuse.sources import torch_callable
+
+    assert recipe.model.torch is not None
+    torch = torch_callable.import_torch()
+    torch.manual_seed(recipe.seed)
+    module = torch_callable.load(recipe.model.torch, recipe.seed, context)
+    names = [i.name for i in recipe.model.inputs]
+    outputs = list(recipe.model.outputs)
+    arguments = [tuple(torch.from_numpy(feed[n].copy()) for n in names) for feed in feeds]
+    reference = []
+    with torch.no_grad():
+        for tensors in arguments:
+            reference.append(dict(zip(outputs, _predict(module, tensors, outputs))))
+    context.progress(2, 4, "exporting")
+    with _to_log(context.log):
+        try:
+            program = torch.onnx.export(
+                module,
+                arguments[0],
+                dynamo=True,
+                optimize=False,
+                input_names=names,
+                output_names=outputs,
+                opset_version=recipe.export.opset,
+                verbose=False,
+            )
+            program.save(str(raw))
+        except Exception as error:
+            text = str(error).strip().splitlines()
+            raise SourceError(
+                f"torch.onnx.export failed: {text[0][:300] if text else type(error).__name__}",
+                where=recipe.model.torch.callable,
+                hint="the log has the exporter's report; avoid data-dependent control flow",
+            ) from error
+    return reference
+
+
+def _predict(module: Any, tensors: tuple[Any, ...], outputs: list[str]) -> list[Any]:
+    """Eager outputs as arrays, in the order that the exporter flattens them."""
+    from torch.utils import _pytree
+
+    try:
+        result = module(*tensors)
+    except Exception as error:
+        text = str(error).strip().splitlines()
+        raise SourceError(
+            f"the model does not run on its inputs: {text[0][:300] if text else error}",
+            where="model.inputs",
+            hint="check names, order and shapes against forward()",
+        ) from error
+    leaves = _pytree.tree_leaves(result)
+    if len(leaves) != len(outputs):
+        raise SourceError(
+            f"the model has {len(leaves)} outputs, model.outputs names {len(outputs)}",
+            where="model.outputs",
+        )
+    return [leaf.detach().numpy() for leaf in leaves]
+
+
+def _from_onnx(
+    recipe: Recipe, context: Context, feeds: list[dict[str, Any]], raw: Path
+) -> list[dict[str, Any]]:
+    import onnx
+
+    from edgefuse.graph.session import run_onnx
+    from edgefuse.sources import onnx_file
+
+    assert recipe.model.onnx is not None
+    given = context.local(recipe.model.onnx)
+    proto = onnx_file.load(given, recipe.model)
+    onnx.save(proto, raw)
+    context.progress(2, 4, "reference")
+    return run_onnx(given, feeds)
+
+
+@contextmanager
+def _to_log(log: Path) -> Iterator[None]:
+    """The exporter's prints, warnings and log lines go to the log file."""
+    import contextlib
+    import logging
+    import warnings
+
+    with log.open("a") as stream, contextlib.redirect_stdout(stream):
+        with contextlib.redirect_stderr(stream), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            handler = logging.StreamHandler(stream)
+            logger = logging.getLogger("torch")
+            kept, propagate = list(logger.handlers), logger.propagate
+            logger.handlers, logger.propagate = [handler], False
+            try:
+                yield
+            finally:
+                logger.handlers, logger.propagate = kept, propagate

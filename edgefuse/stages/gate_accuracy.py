@@ -1,0 +1,171 @@
+"""Accuracy gate: the int8 model against the float one, on the target's runtime.
+
+Agreement of the first class, SQNR over all outputs and, for labelled samples, the top-1 drop; each
+threshold judged by the one-sided 95% bound, resampled by source picture, because crops of one
+photograph are not independent. ``data.report`` is measured beside and never gated.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from edgefuse.artifact import Artifact, Product
+from edgefuse.errors import DataError
+from edgefuse.recipe import Recipe
+from edgefuse.stage import Context, stage
+from edgefuse.verdict import Check, evidence
+
+_FEW_GROUPS = 5
+
+
+@stage(
+    name="gate_accuracy",
+    summary="agreement, SQNR and top-1 drop of int8 against float",
+    file_name="{name}_accuracy.json",
+    inputs=("convert", "quantize"),
+    after=("check",),
+    sections=("model.inputs", "model.tflite", "preprocess", "gates.accuracy"),
+    samples=("evaluation", "report"),
+    target_fields=("name", "runtime", "kernels"),
+    tools=("ai-edge-litert", "tflite-runtime", "numpy"),
+    applies=lambda recipe: recipe.gates.accuracy is not None,
+    gate=True,
+)
+def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Product:
+    from edgefuse import metrics
+    from edgefuse.data import overlap, require_labels
+    from edgefuse.tflite.runtime import runtime_version
+
+    gate = recipe.gates.accuracy
+    assert gate is not None
+    samples = context.samples("evaluation")
+    if gate.max_drop_points is not None:
+        require_labels(samples, "gates.accuracy.max_drop_points")
+    shared = overlap(context.samples("calibration"), samples)
+    if shared:
+        context.warn(
+            f"{len(shared)} calibration pictures are in the evaluation set (first: {shared[0]}): "
+            "its figures are too good"
+        )
+    reference, candidate = _outputs(inputs, recipe, context, "evaluation")
+    groups = list(samples.groups)
+    if len(set(groups)) < _FEW_GROUPS:
+        raise DataError(
+            f"data.evaluation has {len(set(groups))} source pictures: too few for any bound",
+            hint=f"give at least {_FEW_GROUPS}",
+        )
+    resampling = {"resamples": gate.resamples, "seed": recipe.seed}
+    n = len(groups)
+    checks = []
+    figures: dict[str, Any] = {"samples": n, "source_pictures": len(set(groups))}
+    scores, quantised = reference[0], candidate[0]
+    agreement = metrics.agreement_bound(
+        metrics.agreements(scores, quantised), groups, **resampling
+    )
+    figures["agreement_percent"] = round(agreement.point, 3)
+    if gate.min_agreement_percent is not None:
+        checks.append(
+            Check("agreement", agreement.point, agreement.bound, ">=",
+                  gate.min_agreement_percent, "%", n)
+        )  # fmt: skip
+    signal, noise = metrics.energies(scores, quantised)
+    if noise.sum() == 0:
+        figures["sqnr_db"] = "exact"
+        ratio = None
+    else:
+        ratio = metrics.cluster_bootstrap_ratio(
+            signal, noise, groups, side="lower", decibels=True, **resampling
+        )
+        figures["sqnr_db"] = round(ratio.point, 3)
+    if gate.min_sqnr_db is not None:
+        value, bound = (ratio.point, ratio.bound) if ratio else (999.0, 999.0)
+        checks.append(Check("sqnr", value, bound, ">=", gate.min_sqnr_db, "dB", n))
+    if samples.labelled:
+        labels = [entry.label for entry in samples.entries]
+        figures |= _labelled(scores, quantised, labels)
+        if gate.max_drop_points is not None:
+            hits = [metrics.top_k_hits(s, labels) for s in (scores, quantised)]
+            drop = metrics.drop_bound(hits[0], hits[1], groups, **resampling)
+            checks.append(
+                Check("drop", drop.point, drop.bound, "<=", gate.max_drop_points, "points", n)
+            )
+    if recipe.data.report is not None:
+        figures["report"] = _report(inputs, recipe, context)
+    document = evidence(
+        checks,
+        target=context.target.name,
+        runtime=runtime_version(context.target.runtime),
+        provenance="measured",
+        figures=figures,
+        hint="more calibration samples, a smaller quantize.tail_percent, or more evaluation "
+        "pictures when it is inconclusive",
+    )
+    path = context.work / context.file_name
+    path.write_text(json.dumps(document, sort_keys=True))
+    return Product("verdict", path, evidence=document)
+
+
+def _outputs(
+    inputs: Mapping[str, Artifact], recipe: Recipe, context: Context, role: str
+) -> tuple[list[Any], list[Any]]:
+    """Per output, float and int8 results: each [samples, values]."""
+    import numpy as np
+
+    from edgefuse.data import batches
+    from edgefuse.tflite.feeds import source_layouts, streamed
+    from edgefuse.tflite.runtime import open_model
+
+    target, samples = context.target, context.samples(role)
+    models = [
+        open_model(inputs[name].path, runtime=target.runtime, kernels=target.kernels, threads=2)
+        for name in ("convert", "quantize")
+    ]
+    layouts = source_layouts(recipe)
+    names = [spec.name for spec in models[0].signature.outputs]
+    rows: list[list[list[Any]]] = [[[] for _ in names] for _ in models]
+    done = 0
+    for feed, held in batches(samples.samples(context.downloads), recipe.model.batch):
+        for model, columns in zip(models, rows):
+            (given,) = streamed(model.signature, layouts, [feed])
+            outputs = model.run_float(given)
+            for name, column in zip(names, columns):
+                column.extend(outputs[name].reshape(recipe.model.batch, -1)[: len(held)])
+        done += len(held)
+        context.progress(done, samples.count, f"{role} samples")
+    reference, candidate = ([np.stack(column) for column in columns] for columns in rows)
+    return reference, candidate
+
+
+def _labelled(scores: Any, quantised: Any, labels: list[Any]) -> dict[str, Any]:
+    """Top-1 and top-5 of both, with Wilson's two-sided 95% interval, in percent."""
+    from edgefuse import metrics
+
+    found: dict[str, Any] = {"drop_points": round(metrics.drop_points(scores, quantised, labels), 3)}
+    for k in (1, 5):
+        if scores.shape[1] <= k:
+            continue
+        for side, values in (("float", scores), ("int8", quantised)):
+            hits = metrics.top_k_hits(values, labels, k)
+            low, high = metrics.wilson_interval(float(hits.sum()), len(hits))
+            found[f"top{k}_{side}_percent"] = round(100 * float(hits.mean()), 3)
+            found[f"top{k}_{side}_interval_percent"] = [round(100 * low, 2), round(100 * high, 2)]
+    return found
+
+
+def _report(
+    inputs: Mapping[str, Artifact], recipe: Recipe, context: Context
+) -> dict[str, Any]:
+    from edgefuse import metrics
+    from edgefuse.data import require_labels
+
+    samples = context.samples("report")
+    require_labels(samples, "data.report")
+    reference, candidate = _outputs(inputs, recipe, context, "report")
+    labels = [entry.label for entry in samples.entries]
+    return {
+        "samples": samples.count,
+        "agreement_percent": round(metrics.agreement_percent(reference[0], candidate[0]), 3),
+        **_labelled(reference[0], candidate[0], labels),
+    }

@@ -1,0 +1,70 @@
+"""Latency gate: int8 against float on the target, interleaved in fresh processes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+from edgefuse.artifact import Artifact, Product
+from edgefuse.recipe import Recipe
+from edgefuse.stage import Context, stage
+from edgefuse.verdict import Check, evidence
+
+
+@stage(
+    name="gate_latency",
+    summary="latency of int8, as a ratio to float",
+    file_name="{name}_latency.json",
+    inputs=("convert", "quantize"),
+    after=("check",),
+    sections=("gates.latency",),
+    target_fields=("name", "runtime", "kernels", "threads"),
+    tools=("ai-edge-litert", "tflite-runtime"),
+    applies=lambda recipe: recipe.gates.latency is not None,
+    gate=True,
+    measures=True,
+)
+def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Product:
+    import numpy as np
+
+    from edgefuse import metrics
+    from edgefuse.devices.bench import measure_latency
+
+    gate = recipe.gates.latency
+    assert gate is not None
+    target = context.target
+    latency = measure_latency(
+        inputs["convert"].path,
+        inputs["quantize"].path,
+        log=context.log,
+        runtime=target.runtime,
+        kernels=target.kernels,
+        threads=target.threads,
+        processes=gate.processes,
+        rounds=gate.rounds,
+        seed=recipe.seed,
+        progress=context.progress,
+    )
+    int8, reference = np.array(latency.int8_ms), np.array(latency.float_ms)
+    n = int8.size
+    checks = []
+    if gate.max_ratio_to_float is not None:
+        ratio = metrics.paired_ratio(int8, reference, seed=recipe.seed)
+        checks.append(
+            Check("ratio to float", ratio.median, ratio.upper, "<=", gate.max_ratio_to_float, "", n)
+        )
+    if gate.max_p90_ms is not None:
+        p90 = metrics.time_percentile_bound(int8, 90.0, seed=recipe.seed)
+        checks.append(Check("p90", p90.point, p90.bound, "<=", gate.max_p90_ms, "ms", n))
+    document = evidence(
+        checks,
+        target=target.name,
+        runtime=latency.conditions.runtime,
+        provenance="measured",
+        figures=latency.summary(),
+        hint=f"{latency.conditions.runtime} may run these int8 operators without a fast kernel on "
+        "this CPU: compare targets with --target, and look at figures.conditions",
+    )
+    path = context.work / context.file_name
+    path.write_text(json.dumps(document, sort_keys=True))
+    return Product("verdict", path, evidence=document)

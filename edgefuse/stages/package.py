@@ -1,0 +1,150 @@
+"""The bundle: everything a device needs and a reviewer asks for, in one deterministic archive.
+
+::
+
+    manifest.json                       SHA-256 of every file, signatures, lineage, versions
+    models/<name>_float32.tflite
+    models/<name>_full_integer_quant.tflite
+    recipe.json                         the recipe as resolved, defaults included
+    preprocessing.json                  the contract from picture to input
+    labels.txt                          class names, one a line, when the recipe has them
+    golden/<n>/input_<k>.npy            inputs as the int8 model takes them
+    golden/<n>/output_<k>.npy           its outputs by the reference kernels
+
+Golden outputs come from the reference kernels, which are bit-identical on every CPU. Measurements
+are no part of it: they lie in evidence.json beside it, bound to its digest.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Mapping
+from pathlib import PurePath
+from typing import Any
+
+from edgefuse import __version__
+from edgefuse.archive import pack
+from edgefuse.artifact import Artifact, Product, digest_bytes
+from edgefuse.keys import versions
+from edgefuse.recipe import Recipe, Section
+from edgefuse.stage import Context, stage
+
+_TOOLS = ("ai-edge-litert", "ai-edge-quantizer", "numpy", "onnx", "onnx2tf", "tensorflow", "torch")
+
+
+@stage(
+    name="package",
+    summary="models, recipe, preprocessing, labels, golden vectors and manifest in one archive",
+    file_name="{name}.bundle.tar",
+    inputs=("export", "fuse", "convert", "quantize"),
+    after=("check", "gate_accuracy", "gate_memory", "gate_latency"),
+    sections=tuple(name for name in Recipe.model_fields if name not in ("schema_version", "name")),
+    samples=("evaluation",),
+    tools=_TOOLS,
+)
+def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Product:
+    name = recipe.name
+    members: dict[str, bytes] = {
+        f"models/{name}_float32.tflite": inputs["convert"].path.read_bytes(),
+        f"models/{name}_full_integer_quant.tflite": inputs["quantize"].path.read_bytes(),
+        "recipe.json": _json(resolved(recipe)),
+    }
+    if recipe.preprocess is not None:
+        members["preprocessing.json"] = _json(recipe.preprocess.model_dump(mode="json"))
+    if recipe.data.labels is not None:
+        members["labels.txt"] = context.local(recipe.data.labels).read_bytes()
+    context.progress(1, 3, "golden vectors")
+    golden, listed = _golden(inputs, recipe, context)
+    members |= golden
+    manifest = {
+        "schema": 1,
+        "edgefuse": __version__,
+        "name": name,
+        "weights": "random" if recipe.model.random_weights else "given",
+        "release": recipe.release,
+        "files": {
+            path: {"sha256": digest_bytes(data), "bytes": len(data)}
+            for path, data in sorted(members.items())
+        },
+        "signature": inputs["quantize"].signature.to_json(),
+        "float_signature": inputs["convert"].signature.to_json(),
+        "golden": {"kernels": "reference", "vectors": listed},
+        "lineage": {stage_name: artifact.sha256 for stage_name, artifact in inputs.items()},
+        "versions": versions(_TOOLS),
+        "evidence": "evidence.json beside this bundle, bound to its SHA-256",
+    }
+    members["manifest.json"] = _json(manifest)
+    path = context.work / context.file_name
+    pack(members, path)
+    evidence = {"summary": f"{len(members)} files, {path.stat().st_size / 1e6:.1f} MB"}
+    return Product("bundle", path, evidence=evidence)
+
+
+def resolved(recipe: Recipe) -> dict[str, Any]:
+    """The recipe with its defaults; absolute paths of this machine are cut to their names."""
+    sections = (n for n in Recipe.model_fields if n != "schema_version")
+    return {"schema": 1, **{name: _portable(getattr(recipe, name)) for name in sections}}
+
+
+def _portable(value: Any, key: str = "") -> Any:
+    if isinstance(value, Section):
+        fields = {n: _portable(getattr(value, n), n) for n in type(value).model_fields}
+        return {n: v for n, v in fields.items() if v is not None}
+    if isinstance(value, Mapping):
+        return {k: _portable(v) for k, v in value.items()}
+    if isinstance(value, tuple | list):
+        return [_portable(v) for v in value]
+    local = key in ("manifest", "folder", "arrays", "path")
+    if local and isinstance(value, str) and PurePath(value).is_absolute():
+        return PurePath(value).name
+    return value
+
+
+def _golden(
+    inputs: Mapping[str, Artifact], recipe: Recipe, context: Context
+) -> tuple[dict[str, bytes], list[dict[str, Any]]]:
+    """Golden vectors as .npy members, and their list for the manifest."""
+    from edgefuse.data import take
+    from edgefuse.tflite.feeds import source_layouts, streamed
+    from edgefuse.tflite.runtime import open_model, to_input
+
+    feeds = take(
+        context.samples("evaluation"),
+        context.downloads,
+        recipe.package.golden_samples,
+        recipe.model.batch,
+    )
+    model = open_model(inputs["quantize"].path, kernels="reference", threads=1)
+    members: dict[str, bytes] = {}
+    listed = []
+    stream = streamed(model.signature, source_layouts(recipe), feeds)
+    for index, feed in enumerate(stream):
+        exact = {spec.name: to_input(feed[spec.name], spec) for spec in model.signature.inputs}
+        outputs = model.run(exact)
+        row: dict[str, Any] = {"inputs": {}, "outputs": {}}
+        for side, specs, arrays in (
+            ("input", model.signature.inputs, exact),
+            ("output", model.signature.outputs, outputs),
+        ):
+            for place, spec in enumerate(specs):
+                path = f"golden/{index}/{side}_{place}.npy"
+                members[path] = _npy(arrays[spec.name])
+                row[f"{side}s"][spec.name] = path
+        listed.append(row)
+        context.progress(index + 1, len(feeds), "golden vectors")
+    return members, listed
+
+
+def _npy(array: Any) -> bytes:
+    import numpy as np
+
+    stream = io.BytesIO()
+    np.lib.format.write_array(stream, np.ascontiguousarray(array), version=(1, 0))
+    return stream.getvalue()
+
+
+def _json(data: Any) -> bytes:
+    return (json.dumps(data, sort_keys=True, indent=1, ensure_ascii=False) + "\n").encode()
+
+

@@ -1,0 +1,62 @@
+"""Float TFLite to full-integer TFLite: one streaming calibration, our own ranges."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from edgefuse.artifact import Artifact, Product
+from edgefuse.recipe import Recipe
+from edgefuse.stage import Context, stage
+
+
+@stage(
+    name="quantize",
+    summary="full-integer TFLite with ranges from the calibration samples",
+    file_name="{name}_full_integer_quant.tflite",
+    inputs=("convert",),
+    sections=("model.inputs", "model.tflite", "preprocess", "quantize"),
+    samples=("calibration",),
+    tools=("ai-edge-quantizer", "ai-edge-litert", "numpy"),
+)
+def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Product:
+    from edgefuse.data import batches
+    from edgefuse.quant.calibrate import calibrate
+    from edgefuse.quant.quantize import quantize_file
+    from edgefuse.quant.ranges import choose
+    from edgefuse.tflite.feeds import source_layouts, streamed
+    from edgefuse.tflite.read import read_model, signature_of
+
+    samples = context.samples("calibration")
+    float_model = inputs["convert"]
+
+    def feeds() -> Iterator[dict[str, Any]]:
+        done = 0
+        for feed, held in batches(samples.samples(context.downloads), recipe.model.batch):
+            yield feed
+            done += len(held)
+            context.progress(done, samples.count, "calibrating")
+
+    statistics = calibrate(
+        float_model.path, streamed(float_model.signature, source_layouts(recipe), feeds())
+    )
+    options = recipe.quantize
+    ranges = choose(statistics, options.ranges, options.tail_percent)
+    path = context.work / context.file_name
+    quantize_file(
+        float_model.path,
+        path,
+        ranges,
+        float_inputs=options.input == "float32",
+        float_outputs=options.output == "float32",
+    )
+    clipped = max(r.clipped_fraction for r in ranges.values())
+    evidence = {
+        "calibration_samples": samples.count,
+        "method": options.ranges,
+        "tensors": len(ranges),
+        "max_clipped_fraction": round(clipped, 6),
+        "summary": f"{len(ranges)} ranges from {samples.count} samples, "
+        f"{path.stat().st_size / 1e6:.2f} MB",
+    }
+    return Product("tflite", path, signature_of(read_model(path)), evidence)

@@ -1,0 +1,103 @@
+"""From samples in the source model's layout to a .tflite's signature, by name.
+
+The converter makes 4-D inputs channels-last. Which way round a 4-D output came out is decided by
+value (:func:`aligned`), since its shape does not tell where height, width and channels are equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edgefuse.artifact import Layout, Signature
+from edgefuse.errors import RecipeError, SourceError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from edgefuse.recipe import Recipe, TensorShape
+
+    Array = np.ndarray[Any, Any]
+
+
+def source_layouts(recipe: Recipe) -> dict[str, Layout]:
+    """The layout of each input as the samples have it; only NCHW is turned for TFLite."""
+    if recipe.model.source == "tflite":
+        return {i.name: "other" for i in recipe.model.inputs}
+    declared = recipe.preprocess.layout if recipe.preprocess else "NCHW"
+    return {i.name: declared if len(i.shape) == 4 else "other" for i in recipe.model.inputs}
+
+
+def streamed(
+    signature: Signature, layouts: Mapping[str, Layout], feeds: Iterable[Mapping[str, Array]]
+) -> Iterator[dict[str, Array]]:
+    """Each sample as the .tflite takes it."""
+    from edgefuse.tflite.runtime import to_layout
+
+    for feed in feeds:
+        yield {s.name: to_layout(feed[s.name], layouts[s.name], s.shape) for s in signature.inputs}
+
+
+def run_samples(
+    path: Path,
+    layouts: Mapping[str, Layout],
+    feeds: Iterable[Mapping[str, Array]],
+    *,
+    runtime: Any = "litert",
+    kernels: Any = "builtin",
+    threads: int = 2,
+) -> Iterator[dict[str, Array]]:
+    """Float outputs by name for each sample, in the .tflite's own layout."""
+    from edgefuse.tflite.runtime import open_model
+
+    model = open_model(path, runtime=runtime, kernels=kernels, threads=threads)
+    for feed in streamed(model.signature, layouts, feeds):
+        yield model.run_float(feed)
+
+
+def aligned(
+    reference: Sequence[Mapping[str, Array]], candidate: Sequence[Mapping[str, Array]]
+) -> list[dict[str, Array]]:
+    """The candidate's 4-D outputs turned to channels-first where that is nearer the reference."""
+    import numpy as np
+
+    turned: set[str] = set()
+    for name, wanted in reference[0].items() if reference else ():
+        found = candidate[0].get(name)
+        if wanted.ndim == 4 and found is not None and found.ndim == 4:
+            other = found.transpose(0, 3, 1, 2)
+            if other.shape == wanted.shape and (
+                found.shape != wanted.shape
+                or np.abs(other - wanted).max() < np.abs(found - wanted).max()
+            ):
+                turned.add(name)
+    return [
+        {n: v.transpose(0, 3, 1, 2) if n in turned else v for n, v in row.items()}
+        for row in candidate
+    ]
+
+
+def check_given(path: Path, inputs: Sequence[TensorShape]) -> None:
+    """Check a given float .tflite against the recipe.
+
+    Raises:
+        RecipeError: other names or shapes.
+        SourceError: the model is not float32.
+    """
+    from edgefuse.tflite.read import read_model, signature_of
+
+    model = read_model(path)
+    signature = signature_of(model)
+    found = {spec.name: list(spec.shape) for spec in signature.inputs}
+    wanted = {i.name: list(i.shape) for i in inputs}
+    if found != wanted:
+        raise RecipeError(f"model.inputs says {wanted}, the file has {found}", where=path.name)
+    for spec in (*signature.inputs, *signature.outputs):
+        if spec.dtype != "float32":
+            raise SourceError(
+                f"{spec.name!r} is {spec.dtype}: only a float model can be quantised",
+                where=path.name,
+            )
+    if any(t.scales for t in model.tensors):
+        raise SourceError("the model is quantised already", where=path.name)
