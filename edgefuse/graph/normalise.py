@@ -111,8 +111,8 @@ def _training(node: ir.Node, opset: int) -> str:
             return "training_mode is 1"
         if opset < 7 and not attribute(node, "is_test", 0):
             return "is_test is 0"
-        if opset < 14 and any(list(out.uses()) for out in node.outputs[1:]):
-            return "its batch statistics are used"
+        if opset < 14 and any(out.name for out in node.outputs[1:]):
+            return "it has outputs for batch statistics"
     if node.op_type == "Dropout":
         if opset < 7 and not attribute(node, "is_test", 0):
             return "is_test is 0"

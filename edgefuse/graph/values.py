@@ -82,14 +82,14 @@ def reads_alone(node: ir.Node, value: ir.Value) -> bool:
     return sole_user(value) is node
 
 
-def why_shared(value: ir.Value) -> str:
-    """Why nobody :func:`reads_alone`: the end of the sentence "the output of Conv 'c' ..."."""
+def why_shared(value: ir.Value, reader: ir.Node) -> str:
+    """Why ``reader`` not :func:`reads_alone`: the end of the sentence "the output of Conv ..."."""
     if value.is_graph_output():
         return f"({value.name}) is an output of the graph"
-    users = sorted({describe(use.node) for use in value.uses()})
-    if len(users) == 1:
-        return f"({value.name}) is read by {users[0]} more than once or from a subgraph"
-    return f"({value.name}) is also read by {', '.join(users)}"
+    others = sorted({describe(use.node) for use in value.uses() if use.node is not reader})
+    if not others:
+        return f"({value.name}) is read by {describe(reader)} more than once or from a subgraph"
+    return f"({value.name}) is also read by {', '.join(others)}"
 
 
 def attribute(node: ir.Node, name: str, default: Any) -> Any:

@@ -51,7 +51,7 @@ def match(node: ir.Node, context: Context) -> Verdict:
             "put the normalisation directly behind the layer, before the activation",
         )
     if not reads_alone(node, value):
-        return _refuse(node, layer, f"the output of {describe(layer)} {why_shared(value)}")
+        return _refuse(node, layer, f"the output of {describe(layer)} {why_shared(value, node)}")
     if any(list(o.uses()) or o.is_graph_output() for o in node.outputs[1:]):
         return _refuse(node, layer, f"{describe(node)} has further outputs that are used")
     if not attribute(node, "spatial", 1):

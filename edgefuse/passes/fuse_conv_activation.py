@@ -40,7 +40,7 @@ def match(node: ir.Node, context: Context) -> Verdict:
         )
     names = (str(node.name), str(layer.name))
     if not reads_alone(node, value):
-        return Refusal(f"the output of {describe(layer)} {why_shared(value)}", names)
+        return Refusal(f"the output of {describe(layer)} {why_shared(value, node)}", names)
     if (refusal := activation_reason(node, context.opset)) is not None:
         return refusal
     return Match((layer, node))

@@ -43,7 +43,7 @@ def match(node: ir.Node, context: Context) -> Verdict:
     if not free:
         value = candidates[0][0]
         return _refuse(node, value, f"the output of {describe(value.producer())} "
-                       f"{why_shared(value)}")  # fmt: skip
+                       f"{why_shared(value, node)}")  # fmt: skip
     if len(free) == 2:
         order = [n for n in node.graph if n in (left.producer(), right.producer())]
         free = [pair for pair in free if pair[0].producer() is order[-1]]

@@ -44,7 +44,7 @@ def match(node: ir.Node, context: Context) -> Verdict:
             return _found((producer, node), inner.source, low, high, context)
         if _canonical(node, bounds, context):
             return Refusal(
-                f"the output of {describe(producer)} {why_shared(bounds.source)}",
+                f"the output of {describe(producer)} {why_shared(bounds.source, node)}",
                 (str(node.name), str(producer.name)),
             )
     if _canonical(node, bounds, context):

@@ -1,0 +1,88 @@
+import subprocess
+import sys
+from dataclasses import replace
+
+import onnx
+import onnx.parser
+import pytest
+
+from edgefuse.errors import StageError
+from edgefuse.graph.normalise import prepare
+from edgefuse.graph.pipeline import ordered, run_passes
+from edgefuse.graph.rule import PASSES, Context, Match, Pass, Verdict
+
+RELU = """<ir_version: 10, opset_import: ["" : 18]>
+g (float[1,4] x) => (float[1,4] y) { y = Relu(x) }"""
+
+
+def always(node: object, context: Context) -> Verdict:
+    return Match((node,))  # type: ignore[arg-type]
+
+
+def flip(found: Match, builder: object) -> None:
+    node = found.nodes[0]
+    other = "Neg" if node.op_type == "Relu" else "Relu"
+    builder.node(other, node.inputs, replaces=(node,))  # type: ignore[attr-defined]
+
+
+def entry(name: str, phase: str = "fold", after: tuple[str, ...] = ()) -> Pass:
+    return Pass(name, "", phase, ("Relu",), always, flip, after)  # type: ignore[arg-type]
+
+
+def test_order_of_the_registered_passes() -> None:
+    assert [p.name for p in ordered(PASSES.all())][:6] == [
+        "remove_identity",
+        "fold_constants",
+        "replace_activation_spelling",
+        "fold_conv_batch_norm",
+        "fuse_residual_add",
+        "fuse_conv_activation",
+    ]
+
+
+def test_order_is_by_phase_then_after_then_name() -> None:
+    passes = [entry("d"), entry("c", after=("d",)), entry("b"), entry("z", "normalise")]
+    assert [p.name for p in ordered({p.name: p for p in passes})] == ["z", "b", "d", "c"]
+
+
+@pytest.mark.parametrize(
+    ("passes", "message"),
+    [
+        ([entry("a", after=("b",)), entry("b", after=("a",))], "wait for each other"),
+        ([entry("a", after=("nothing",))], "does not exist"),
+        ([entry("a", after=("b",)), entry("b", "fuse")], "later phase"),
+    ],
+)
+def test_orders_that_cannot_be(passes: list[Pass], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ordered({p.name: p for p in passes})
+
+
+def test_passes_that_undo_each_other_end_with_an_error() -> None:
+    model = prepare(onnx.parser.parse_model(RELU))
+    with pytest.raises(StageError, match="still changes the graph"):
+        run_passes(model, passes=[replace(entry("flip"), anchors=("*",))])
+    there, back = entry("there"), replace(entry("back"), anchors=("Neg",))
+    with pytest.raises(StageError, match="rounds"):
+        run_passes(prepare(onnx.parser.parse_model(RELU)), passes=[there, back])
+
+
+def test_skipped_passes_do_not_run() -> None:
+    model = prepare(onnx.parser.parse_model(RELU))
+    _, ledger = run_passes(model, passes=[entry("flip")], skip=["flip"])
+    assert ledger.entries == ()
+
+
+def test_the_catalogue_is_cheap_and_says_something() -> None:
+    for name, found in PASSES.all().items():
+        module = sys.modules[f"edgefuse.passes.{name}"]
+        assert found.summary.endswith(".")
+        assert "Problem:" in str(module.__doc__)
+        assert "Rewrite" in str(module.__doc__)
+    code = (
+        "import sys; from edgefuse.graph.rule import PASSES; PASSES.all();"
+        "heavy = {'numpy', 'onnx', 'onnx_ir', 'onnxscript', 'onnxruntime', 'torch'};"
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
