@@ -129,7 +129,7 @@ def fuse_file(
 
 
 def serialise(model: ir.Model) -> onnx.ModelProto:
-    """The model as a proto: initializers in the order of their first use, functions by name."""
+    """The model as a proto, tensors and shapes in the order of their first use."""
     import onnx_ir as ir
 
     proto: onnx.ModelProto = ir.serde.serialize_model(model)
@@ -138,9 +138,18 @@ def serialise(model: ir.Model) -> onnx.ModelProto:
         for value in node.inputs:
             if value is not None:
                 order.setdefault(str(value.name), len(order))
-    rows = sorted(proto.graph.initializer, key=lambda t: (order.get(t.name, len(order)), t.name))
-    del proto.graph.initializer[:]
-    proto.graph.initializer.extend(rows)
+        for value in node.outputs:
+            order.setdefault(str(value.name), len(order))
+
+    def place(item: Any) -> tuple[int, str]:
+        return order.get(item.name, len(order)), item.name
+
+    tensors = sorted(proto.graph.initializer, key=place)
+    constants = {t.name for t in tensors}
+    infos = sorted((i for i in proto.graph.value_info if i.name not in constants), key=place)
+    del proto.graph.initializer[:], proto.graph.value_info[:]
+    proto.graph.initializer.extend(tensors)
+    proto.graph.value_info.extend(infos)
     return proto
 
 

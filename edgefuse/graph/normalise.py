@@ -164,15 +164,14 @@ def _name_everything(model: ir.Model) -> None:
     import onnx_ir as ir
 
     seen: set[str] = set()
-    for graph in (model.graph, *model.functions.values()):
-        for node in ir.traversal.RecursiveGraphIterator(graph):
-            base = node.name or f"{node.op_type}_{node.outputs[0].name if node.outputs else ''}"
-            name, number = base, 1
-            while name in seen:
-                number += 1
-                name = f"{base}_{number}"
-            seen.add(name)
-            node.name = name
+    for node in ir.traversal.RecursiveGraphIterator(model.graph):
+        base = node.name or f"{node.op_type}_{node.outputs[0].name if node.outputs else ''}"
+        name, number = base, 1
+        while name in seen:
+            number += 1
+            name = f"{base}_{number}"
+        seen.add(name)
+        node.name = name
 
 
 def _constants_to_initializers(model: ir.Model) -> None:

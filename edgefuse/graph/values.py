@@ -103,13 +103,6 @@ def read(node: ir.Node, index: int) -> ir.Value | None:
     return node.inputs[index] if index < len(node.inputs) else None
 
 
-def static_shape(value: ir.Value) -> tuple[int, ...] | None:
-    """The shape when every extent is known."""
-    if value.shape is None or any(not isinstance(d, int) for d in value.shape):
-        return None
-    return tuple(int(d) for d in value.shape)
-
-
 def nbytes(value: ir.Value) -> int:
     """Bytes of the tensor; symbolic extents count as 1, unknown shapes or types as 0."""
     if value.shape is None or value.dtype is None or value.dtype.name in ("STRING", "UNDEFINED"):

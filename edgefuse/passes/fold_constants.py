@@ -3,7 +3,7 @@
 Problem: exporters spell constants as small programs (Shape, Expand, CastLike, Concat, ...), which
 hide weights and bounds from the other passes and run again on every inference.
 
-Rewrite: f(c1, c2, ...) = c for constants c1, c2, ...; Shape(x) = c where the shape is static;
+Rewrite: f(c1, c2, ...) = c for constants c1, c2, ...; Shape(x) = c where the extents asked for are static;
 CastLike(c, x) = Cast(c, type of x). Evaluated by the ONNX reference implementation.
 
 Scope: deterministic operators without subgraphs. The size of the result is inferred *before* it is
@@ -24,7 +24,6 @@ from edgefuse.graph.values import (
     is_constant,
     is_overridable,
     read,
-    static_shape,
     why_not_constant,
 )
 
@@ -66,13 +65,17 @@ def _static(node: ir.Node) -> Verdict:
     import numpy as np
 
     value = read(node, 0)
-    shape = None if value is None else static_shape(value)
-    if shape is None:
+    if value is None or value.shape is None:
         return None
+    extents = list(value.shape)
+    if node.op_type == "Shape":
+        extents = extents[slice(attribute(node, "start", 0), attribute(node, "end", None))]
+    if any(not isinstance(extent, int) for extent in extents):
+        return None
+    result = np.array(extents, np.int64)
     if node.op_type == "Size":
-        return Match((node,), {"arrays": [np.array(int(np.prod(shape)), np.int64)]})
-    start, end = attribute(node, "start", 0), attribute(node, "end", None)
-    return Match((node,), {"arrays": [np.array(shape[slice(start, end)], np.int64)]})
+        result = np.array(result.prod(), np.int64)
+    return Match((node,), {"arrays": [result]})
 
 
 def _evaluate(node: ir.Node, context: Context) -> Verdict:

@@ -35,7 +35,16 @@ def test_shape_of_a_computed_value() -> None:
     dynamic = onnx_model("""g (float[N,3] x) => (int64[2] y) {
         r = Relu(x)
         y = Shape(r) }""")
-    check_pass(PASS, fires=[(static, 3, ["Relu", "Reshape"])], ignores=[(dynamic, "")])
+    partly = onnx_model("""g (float[N,3] x) => (int64[1] y) {
+        r = Relu(x)
+        s = Shape <start = 1> (r)
+        t = Shape <end = 1> (r)
+        y = Mul(s, t) }""")
+    check_pass(
+        PASS,
+        fires=[(static, 3, ["Relu", "Reshape"]), (partly, 1, ["Relu", "Shape", "Mul"])],
+        ignores=[(dynamic, "")],
+    )
 
 
 def test_size_budget_is_kept_before_anything_is_computed() -> None:

@@ -123,3 +123,17 @@ def test_computed_bounds() -> None:
         w=np.ones((4, 4, 3, 3)),
     )
     check_pass(PASS, ignores=[(model, "(hi) is computed at run time by ReduceMax")])
+
+
+def test_names_of_the_body_may_be_taken_outside() -> None:
+    model = onnx_model(
+        """g (float[1,4,3,3] X, float[4,4,3,3] B, float W) => (float[1,4,1,1] conv_0) {
+        t = Conv(X, B)
+        relu_1 = Relu(t)
+        conv_0 = Mul(relu_1, W) }""",
+        B=1,
+        W=2.0,
+    )
+    check_pass(PASS, fires=[(model, 1, ["ConvRelu", "Mul"])])
+    plain = onnx.inliner.inline_local_functions(apply(PASS, model).proto)
+    compare(model, plain, [seeded_feed(model, seed=3)], max_relative_error=0.0)
