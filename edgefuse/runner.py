@@ -196,6 +196,11 @@ class Runner:
                 base=job.base,
                 memo=job.store.root / "memo.json",
             ),
+            roles=frozenset(
+                role
+                for role in ("calibration", "evaluation", "report")
+                if getattr(job.recipe.data, role) is not None
+            ),
             downloads=self.downloads,
             local=local,
             target=job.target,

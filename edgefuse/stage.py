@@ -39,6 +39,7 @@ class Context:
         progress: reports progress.
         warn: tells the user something that does not stop the run.
         samples: opens a sample set of the recipe by role (calibration, evaluation, report).
+        roles: the roles that the recipe has a sample set for.
         downloads: fetches files by content.
         local: resolves a LocalFile (checked when it has a SHA-256).
         target: the target the gates run on.
@@ -51,6 +52,7 @@ class Context:
     progress: Progress
     warn: Callable[[str], None]
     samples: Callable[[str], SampleSet]
+    roles: frozenset[str]
     downloads: Downloads
     local: Callable[[Blob | LocalFile], Path]
     target: Target

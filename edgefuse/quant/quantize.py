@@ -40,6 +40,7 @@ def quantize_file(
     import numpy as np
 
     from edgefuse.tflite.read import read_model
+    from edgefuse.tflite.runtime import quiet_native
 
     model = read_model(source)
     statistics: dict[str, Any] = {}
@@ -51,7 +52,7 @@ def quantize_file(
                 "max": np.full(shape, found.high, np.float32),
             }
     statistics.update(_dead_channels(model))
-    with contextlib.redirect_stdout(io.StringIO()):
+    with contextlib.redirect_stdout(io.StringIO()), quiet_native():
         from ai_edge_quantizer import quantizer, recipe
 
         try:

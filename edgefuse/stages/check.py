@@ -89,7 +89,7 @@ def _contract(inputs: Mapping[str, Artifact], float_model: Any, int8_model: Any)
     from edgefuse.tflite.contract import Group, check_contract
 
     listed = [
-        Group(g.name, g.ops, g.module, g.weight, g.activation, g.output_name)
+        Group(g.name, g.ops, g.module, g.weight, g.activation, g.output)
         for g in groups(inputs["fuse"].path)
         if g.weight is not None
     ]

@@ -27,7 +27,7 @@ _FEW_GROUPS = 5
     inputs=("convert", "quantize"),
     after=("check",),
     sections=("model.inputs", "model.tflite", "preprocess", "gates.accuracy"),
-    samples=("evaluation", "report"),
+    samples=("calibration", "evaluation", "report"),
     target_fields=("name", "runtime", "kernels"),
     tools=("ai-edge-litert", "tflite-runtime", "numpy"),
     applies=lambda recipe: recipe.gates.accuracy is not None,
@@ -91,7 +91,7 @@ def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Pro
             checks.append(
                 Check("drop", drop.point, drop.bound, "<=", gate.max_drop_points, "points", n)
             )
-    if recipe.data.report is not None:
+    if "report" in context.roles:
         figures["report"] = _report(inputs, recipe, context)
     document = evidence(
         checks,

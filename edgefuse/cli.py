@@ -1,0 +1,272 @@
+"""The command line. Each command is one call into the package; only this module exits."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shlex
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from edgefuse.errors import EXIT_CODES, EXIT_INTERRUPTED, EdgefuseError
+
+_EXITS = "  ".join(f"{code}: {meaning}." for code, meaning in EXIT_CODES.items())
+
+app = typer.Typer(
+    name="edgefuse",
+    help="From a trained PyTorch model to a gated int8 TFLite bundle: fused, proven, explained.",
+    epilog=f"Exit codes: {_EXITS}",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+RecipeArgument = Annotated[Path, typer.Argument(help="The recipe, a YAML file.")]
+SetOption = Annotated[
+    list[str], typer.Option("--set", help="KEY.PATH=VALUE in the recipe; may be repeated.")
+]
+TargetOption = Annotated[str | None, typer.Option(help="Another target than the recipe's.")]
+UntilOption = Annotated[str | None, typer.Option(help="Stop after this stage.")]
+FromOption = Annotated[str | None, typer.Option("--from", help="Run this stage and all after anew.")]
+OutOption = Annotated[Path | None, typer.Option(help="Output folder; build/<recipe>/ if absent.")]
+MeasureOption = Annotated[bool, typer.Option("--measure", help="Measure latency anew.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="The result as JSON on stdout.")]
+QuietOption = Annotated[bool, typer.Option("-q", "--quiet", help="Errors and warnings only.")]
+VerboseOption = Annotated[bool, typer.Option("-v", "--verbose", help="Say more.")]
+
+
+@app.command()
+def run(
+    recipe: RecipeArgument,
+    settings: SetOption = [],  # noqa: B006
+    target: TargetOption = None,
+    until: UntilOption = None,
+    start: FromOption = None,
+    out: OutOption = None,
+    measure: MeasureOption = False,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+    verbose: VerboseOption = False,
+) -> None:
+    """Run a recipe: every stage, every gate, the bundle and the report."""
+    from edgefuse.command_run import run_recipe
+    from edgefuse.plan import Selection
+
+    document, folder = run_recipe(
+        recipe,
+        settings=settings,
+        target=target,
+        selection=Selection(until, start, measure),
+        out=out,
+        quiet=quiet or as_json,
+        verbose=verbose,
+        command=_command_line(),
+    )
+    if as_json:
+        print(json.dumps(document, indent=1))
+    elif not quiet:
+        from edgefuse.report.table import verdict_table
+
+        encoding = sys.stdout.encoding or "ascii"
+        print(verdict_table(document, 100, encoding=encoding, paths=[str(folder / "report.html")]))
+    error = document["error"]
+    if error:
+        if not as_json:
+            place = f"{error['where']}: " if error["where"] else ""
+            hint = f"\n  hint: {error['hint']}" if error["hint"] else ""
+            log = folder / "edgefuse.log"
+            _say(f"edgefuse: {place}{error['message']}{hint}\n  log: {log}")
+        raise typer.Exit(document["exit_code"])
+
+
+@app.command()
+def release(
+    recipes: Annotated[list[Path], typer.Argument(help="Recipes; those with release: true are built.")],
+    out: Annotated[Path, typer.Option(help="Where the bundles go.")] = Path("dist"),
+    quiet: QuietOption = False,
+) -> None:
+    """Build every recipe with release: true, measured anew; stop at the first that does not pass."""
+    from edgefuse.command_release import release_all
+
+    for line in release_all(recipes, out, quiet=quiet, command=_command_line()):
+        print(line)
+
+
+@app.command()
+def push(
+    bundle: Annotated[Path, typer.Argument(help="A .bundle.tar with its evidence.json beside it.")],
+    target: Annotated[str, typer.Option(help="Where to install it.")],
+) -> None:
+    """Install a bundle that passed its gates on a target; never another one."""
+    from edgefuse.command_release import push_bundle
+
+    print(push_bundle(bundle, target))
+
+
+@app.command()
+def plan(
+    recipe: RecipeArgument,
+    settings: SetOption = [],  # noqa: B006
+    target: TargetOption = None,
+    until: UntilOption = None,
+    start: FromOption = None,
+    measure: MeasureOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what would run, cached or not. Changes nothing."""
+    from edgefuse.command_inspect import plan_lines, plan_rows
+    from edgefuse.plan import Selection
+
+    rows = plan_rows(recipe, settings, target, Selection(until, start, measure))
+    print(json.dumps(rows, indent=1) if as_json else "\n".join(plan_lines(rows)))
+
+
+@app.command()
+def why(
+    recipe: RecipeArgument,
+    settings: SetOption = [],  # noqa: B006
+    target: TargetOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Tell what changed since the cached run, stage by stage."""
+    from edgefuse.command_inspect import why_lines, why_rows
+
+    rows = why_rows(recipe, settings, target)
+    print(json.dumps(rows, indent=1) if as_json else "\n".join(why_lines(rows)))
+
+
+@app.command()
+def show(
+    artifact: Annotated[str, typer.Argument(help="A file that a run wrote, or its SHA-256.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Show an artifact's lineage: the stages, inputs, versions and evidence that made it."""
+    from edgefuse.command_inspect import lineage, lineage_lines
+
+    tree = lineage(artifact)
+    print(json.dumps(tree, indent=1) if as_json else "\n".join(lineage_lines(tree)))
+
+
+@app.command()
+def init(
+    source: Annotated[str, typer.Argument(help="module:callable, or an .onnx or .tflite file.")],
+    out: Annotated[Path, typer.Option(help="The recipe to write.")] = Path("recipe.yaml"),
+    shape: Annotated[
+        str, typer.Option(help="Input shape of a torch model, as 1,3,224,224.")
+    ] = "1,3,224,224",
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
+) -> None:
+    """Write a recipe for your own model, to be completed where it says so."""
+    from edgefuse.command_init import write_recipe
+
+    for line in write_recipe(source, out, shape, force):
+        print(line)
+
+
+@app.command()
+def doctor(as_json: JsonOption = False) -> None:
+    """Check the environment: versions, disk, optional tools; name each remedy."""
+    from edgefuse.command_doctor import examine
+
+    findings = examine()
+    if as_json:
+        print(json.dumps([vars(f) for f in findings], indent=1))
+    else:
+        for finding in findings:
+            print(finding.line)
+    if any(finding.level == "error" for finding in findings):
+        raise typer.Exit(3)
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON Schema of recipes, for editors."""
+    from edgefuse.recipe import Recipe
+
+    print(json.dumps(Recipe.model_json_schema(by_alias=True), indent=1))
+
+
+@app.command()
+def passes() -> None:
+    """List the fusion passes in the order they run."""
+    from edgefuse.graph.pipeline import ordered_passes
+
+    for one in ordered_passes():
+        after = f" (after {', '.join(one.after)})" if one.after else ""
+        print(f"{one.phase:<10} {one.name:<28} {one.summary}{after}")
+
+
+@app.command()
+def targets() -> None:
+    """List the targets, what each needs, and whether it was ever tried on hardware."""
+    from edgefuse.target import list_targets, load_target
+
+    for name, path in list_targets().items():
+        target = load_target(str(path))
+        tried = "tried on hardware" if target.tried_on_hardware else "never tried on hardware"
+        print(f"{name:<20} {target.summary} [{target.runtime}, {target.transport}; {tried}]")
+
+
+def _command_line() -> str:
+    words = [w for w in sys.argv[1:] if w not in ("--json", "-q", "--quiet", "-v", "--verbose")]
+    return shlex.join(["edgefuse", *words])
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _guarded(action: Callable[[], Any]) -> int:
+    """Run and turn every ending into an exit code and at most one message."""
+    try:
+        action()
+    except EdgefuseError as error:
+        logging.getLogger("edgefuse").debug("ended", exc_info=True)
+        if "--json" in sys.argv:
+            fields = {k: getattr(error, k) for k in ("message", "hint", "where")}
+            print(json.dumps({"error": {"kind": type(error).__name__, **fields}}, indent=1))
+        _say(f"edgefuse: {error}")
+        return error.exit_code
+    except KeyboardInterrupt:
+        _say("edgefuse: interrupted; finished stages are kept, run again to go on")
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except SystemExit as ended:
+        code = ended.code
+        return code if isinstance(code, int) else 0 if code is None else 2
+    except Exception as error:
+        return _internal(error)
+    return 0
+
+
+def _internal(error: Exception) -> int:
+    """A defect of ours: one line, the traceback in a file."""
+    import tempfile
+    import traceback
+
+    descriptor, name = tempfile.mkstemp(prefix="edgefuse-", suffix=".log")
+    with os.fdopen(descriptor, "w") as stream:
+        stream.write("".join(traceback.format_exception(error)))
+    _say(
+        f"edgefuse: internal error: {type(error).__name__}: {error}\n"
+        f"  hint: this is a defect of edgefuse; please report it with {name}"
+    )
+    return 3
+
+
+def main() -> NoReturn:
+    """The entry point."""
+    sys.exit(_guarded(app))
+
+
+if __name__ == "__main__":
+    main()

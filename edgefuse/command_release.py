@@ -1,0 +1,112 @@
+"""``edgefuse release`` and ``edgefuse push``: only what passed every gate leaves the machine."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from edgefuse.artifact import digest_file
+from edgefuse.command_run import run_recipe
+from edgefuse.errors import EdgefuseError, GateFailed, RecipeError, UsageError
+from edgefuse.plan import Selection
+from edgefuse.recipe import Recipe
+from edgefuse.yaml_file import load
+
+
+class ReleaseStopped(EdgefuseError):
+    """A recipe did not pass; carries that run's exit code."""
+
+    def __init__(self, message: str, exit_code: int, hint: str) -> None:
+        super().__init__(message, hint=hint)
+        self.exit_code = exit_code
+
+
+def release_all(
+    recipes: Sequence[Path], out: Path, *, quiet: bool, command: str
+) -> Iterator[str]:
+    """Build every recipe with ``release: true`` into ``out/<name>/``; yields a line for each.
+
+    Raises:
+        ReleaseStopped: at the first that does not pass; what it would have released is removed.
+        RecipeError: a file that is no recipe; two of one name.
+        UsageError: none is to be released.
+    """
+    chosen: dict[str, Path] = {}
+    for path in recipes:
+        recipe = load(path, Recipe)
+        if not recipe.release:
+            continue
+        if recipe.name in chosen:
+            raise RecipeError(f"{chosen[recipe.name]} has the name {recipe.name!r} too", where=str(path))
+        chosen[recipe.name] = path
+    if not chosen:
+        raise UsageError("no recipe has release: true", hint="set it in those that are to ship")
+    for name, path in chosen.items():
+        folder = out / name
+        document, _ = run_recipe(
+            path, selection=Selection(measure=True), out=folder, quiet=quiet, command=command
+        )
+        if document["verdict"] != "pass":
+            error = document["error"] or {"message": document["verdict"], "hint": ""}
+            (folder / f"{name}.bundle.tar").unlink(missing_ok=True)
+            shutil.rmtree(folder / "bundle", ignore_errors=True)
+            raise ReleaseStopped(
+                f"{path}: {error['message']}", document["exit_code"] or 3, error["hint"]
+            )
+        bundle = next(a for a in document["artifacts"] if a["kind"] == "bundle")
+        yield f"{folder / bundle['file']}  {bundle['sha256']}"
+
+
+def push_bundle(bundle: Path, target_name: str) -> str:
+    """Install a bundle on a target.
+
+    Raises:
+        UsageError: no such bundle, or no evidence beside it.
+        GateFailed: its evidence is of other bytes, or not every gate passed.
+        DeviceUnavailable: the target cannot be reached.
+    """
+    from edgefuse.devices.local import expand, install
+    from edgefuse.target import load_target
+
+    target = load_target(target_name, [bundle.parent])
+    if not bundle.is_file():
+        raise UsageError(f"no such bundle: {bundle}", hint="make one with `edgefuse run`")
+    sha256 = digest_file(bundle)
+    _require_evidence(bundle, sha256)
+    if target.install_path is None:
+        raise UsageError(
+            f"target {target.name} has no install_path", hint="add one to its file in targets/"
+        )
+    installed = install(bundle, sha256, expand(target.install_path))
+    state = "installed" if installed.changed else "already current"
+    return f"{target.name}: {state} {sha256[:12]} at {installed.current}"
+
+
+def _require_evidence(bundle: Path, sha256: str) -> None:
+    path = bundle.with_name("evidence.json")
+    try:
+        evidence: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        bound, gates = evidence["bundle_sha256"], evidence["gates"]
+        verdicts = {gate["name"]: gate["verdict"] for gate in gates}
+    except (OSError, ValueError, KeyError, TypeError):
+        raise UsageError(
+            "no readable evidence.json beside the bundle",
+            where=str(path),
+            hint="push from the folder that `edgefuse run` or `make release` wrote",
+        ) from None
+    if bound != sha256:
+        raise GateFailed(
+            f"the evidence is for bundle {bound[:12]}, this one is {sha256[:12]}",
+            where=str(bundle),
+            hint="the bundle changed after its gates: run the recipe again",
+        )
+    missing = [name for name in ("accuracy", "memory", "latency") if verdicts.get(name) != "pass"]
+    if evidence.get("verdict") != "pass" or missing:
+        raise GateFailed(
+            f"gates not passed: {', '.join(missing) or evidence.get('verdict')}",
+            where=str(path),
+            hint="only a bundle that passed accuracy, memory and latency is pushed",
+        )

@@ -1,0 +1,83 @@
+"""``edgefuse run``: one recipe into one output folder, with a log and a report."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from edgefuse import console as consoles
+from edgefuse.errors import UsageError
+from edgefuse.fetch import Downloads
+from edgefuse.job import make_job, output_folder
+from edgefuse.plan import Selection, stages_of
+from edgefuse.report import document as documents
+from edgefuse.runner import Runner
+from edgefuse.store import raise_disk_error
+
+_MAX_LOG_BYTES = 10_000_000
+
+
+def run_recipe(
+    recipe: Path,
+    *,
+    settings: Sequence[str] = (),
+    target: str | None = None,
+    selection: Selection = Selection(),
+    out: Path | None = None,
+    quiet: bool = False,
+    verbose: bool = False,
+    command: str = "",
+) -> tuple[dict[str, Any], Path]:
+    """Run and report.
+
+    Returns:
+        The report document, and the folder that holds report.json, report.html and the log.
+
+    Raises:
+        RecipeError, UsageError: before anything is run.
+        StoreError: the output folder cannot be written.
+    """
+    job = make_job(recipe, settings, target)
+    stages_of(job.recipe, selection)
+    folder = output_folder(job, out)
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"--out {folder} is a file", hint="give a folder")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise_disk_error(error, folder)
+    log_file = (folder / "edgefuse.log").absolute()
+    console = consoles.choose(quiet=quiet, verbose=verbose)
+    with _logged(log_file, command):
+        downloads = Downloads(job.store.root / "downloads", job.base, console.warn)
+        result = Runner(job, selection, folder, console, downloads, log_file).run()
+        document = documents.build(job, result, command, selection.until is None)
+        documents.write(document, folder)
+    return document, folder
+
+
+@contextlib.contextmanager
+def _logged(path: Path, command: str) -> Iterator[None]:
+    """Log records and Python warnings go to the log file, and nowhere else."""
+    try:
+        if path.is_file() and path.stat().st_size > _MAX_LOG_BYTES:
+            path.unlink()
+        handler = logging.FileHandler(path, encoding="utf-8")
+    except OSError as error:
+        raise_disk_error(error, path)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    root = logging.getLogger()
+    kept = list(root.handlers)
+    root.handlers = [handler]
+    logging.getLogger("edgefuse").setLevel(logging.INFO)
+    logging.captureWarnings(True)
+    logging.getLogger("edgefuse").info("%s", command)
+    try:
+        yield
+    finally:
+        logging.captureWarnings(False)
+        root.handlers = kept
+        handler.close()
