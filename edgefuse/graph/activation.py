@@ -53,10 +53,6 @@ class Bounds:
     low: float | None
     high: float | None
 
-    @property
-    def kind(self) -> str:
-        return bounds_kind(self.low, self.high)
-
 
 def bounds_kind(low: float | None, high: float | None) -> str:
     """TFLite's name of a fused clip, or ``CLIP`` when it has none."""

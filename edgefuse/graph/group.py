@@ -42,7 +42,8 @@ class Group:
         module: torch module path of the first one; empty when unknown.
         weight: the constant second input of the first operator, ONNX layout; None if computed.
         bias: the constant third input; None when there is none.
-        activation: NONE, RELU, RELU6, RELU_N1_TO_1, CLIP, or an operator's name in capitals.
+        activation: NONE, RELU, RELU6, RELU_N1_TO_1, CLIP, or an operator's name in capitals; it
+            applies to the result of the operator before it in ``ops`` (the Add of a residual).
         output: name of the output value.
     """
 

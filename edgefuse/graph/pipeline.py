@@ -48,6 +48,11 @@ def ordered(passes: Mapping[str, Pass]) -> list[Pass]:
     return done
 
 
+def ordered_passes() -> list[Pass]:
+    """Every registered pass, in the order they run."""
+    return ordered(PASSES.all())
+
+
 def run_passes(
     model: ir.Model,
     *,
@@ -69,7 +74,7 @@ def run_passes(
         StageError: when the passes find no fixed point.
     """
     if passes is None:
-        passes = ordered(PASSES.all())
+        passes = ordered_passes()
     chosen = [p for p in passes if p.name not in skip]
     context = Context(int(model.opset_imports.get("", 1)), fold_size_limit_bytes)
     builder = GraphBuilder(model)

@@ -3,8 +3,9 @@
 Problem: exporters spell constants as small programs (Shape, Expand, CastLike, Concat, ...), which
 hide weights and bounds from the other passes and run again on every inference.
 
-Rewrite: f(c1, c2, ...) = c for constants c1, c2, ...; Shape(x) = c where the extents asked for are static;
-CastLike(c, x) = Cast(c, type of x). Evaluated by the ONNX reference implementation.
+Rewrite: f(c1, c2, ...) = c for constants c1, c2, ...; Shape(x) = c where the extents
+asked for are static; CastLike(c, x) = Cast(c, type of x). Evaluated by the ONNX reference
+implementation.
 
 Scope: deterministic operators without subgraphs. The size of the result is inferred *before* it is
 computed, and nothing larger than the recipe's limit is made. Left alone: what reads an initializer
