@@ -1,8 +1,9 @@
-"""Run foreign libraries in a child process that can do no harm and never outlives us.
+"""Child processes for foreign libraries and measurements: bounded, quiet, dead with their parent.
 
-A worker is a module with ``main()`` that calls :func:`serve`. The parent writes a JSON request
-into a private folder and reads a JSON reply; all output of the child goes to the log. The child
-dies when its standard input closes, that is when the parent ends in whatever way.
+The parent writes one JSON line to the child's standard input and keeps the pipe open; the child
+answers with one JSON line on standard output. The end of that pipe means that the parent is gone,
+however it ended, and the child leaves; on Linux the kernel is asked for the same (PDEATHSIG). The
+child leads a process group of its own, so Ctrl-C reaches the parent alone, which then stops it.
 """
 
 from __future__ import annotations
@@ -15,106 +16,143 @@ import subprocess
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from edgefuse.errors import ToolError
+from edgefuse import errors
+from edgefuse.errors import EdgefuseError, ToolError
 
-_QUIET = {
-    "TF_CPP_MIN_LOG_LEVEL": "3",
-    "TF_ENABLE_ONEDNN_OPTS": "0",
-    "CUDA_VISIBLE_DEVICES": "-1",
-    "PYTHONHASHSEED": "0",
-}
+_GRACE_S = 2.0
 
 
-def run(
+def call(
     module: str,
-    request: Mapping[str, Any],
-    *,
-    work: Path,
+    job: Mapping[str, Any],
     log: Path,
     timeout_s: float,
-    tick: Callable[[float], None] | None = None,
+    *,
+    folder: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+    tick: Callable[[float], None] = lambda _: None,
 ) -> dict[str, Any]:
-    """Run ``python -m module`` in the folder ``work`` and return its reply.
+    """Run ``python -m module`` with ``job`` and return its answer.
 
     Args:
-        request: handed to the worker as JSON.
-        work: private folder; the child's working directory.
-        log: file that the child's stdout and stderr are appended to.
-        timeout_s: wall-clock limit in seconds.
-        tick: called about twice a second with the seconds gone.
+        log: the child's standard error is appended here.
+        folder: the child's working folder.
+        environment: added to this process's.
+        tick: called twice a second with the seconds gone.
 
     Raises:
-        ToolError: the child failed, was killed, or ran out of time.
+        ToolError: when it fails, answers nothing, or runs longer than ``timeout_s`` seconds.
+        EdgefuseError: the child's own, as it was raised there.
     """
-    name = module.rpartition(".")[2]
-    asked, answered = work / "request.json", work / "reply.json"
-    asked.write_text(json.dumps(dict(request)))
-    answered.unlink(missing_ok=True)
-    paths = [str(Path(__file__).parent.parent), os.environ.get("PYTHONPATH", "")]
-    environment = {**os.environ, **_QUIET, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
-    with log.open("ab") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-m", module, str(asked), str(answered)],
-            cwd=work,
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("ab") as stream:
+        child = subprocess.Popen(
+            [sys.executable, "-m", module],
             stdin=subprocess.PIPE,
-            stdout=output,
-            stderr=output,
+            stdout=subprocess.PIPE,
+            stderr=stream,
             start_new_session=True,
-            env=environment,
+            env={**os.environ, "PYTHONSAFEPATH": "1", **(environment or {})},
+            cwd=folder,
         )
-        start = time.monotonic()
-        try:
-            while process.poll() is None:
-                gone = time.monotonic() - start
-                if gone > timeout_s:
-                    raise ToolError(
-                        f"{name} ran longer than {timeout_s:.0f} s and was stopped",
-                        hint=f"raise its timeout_s in the recipe; its output is in {log}",
-                    )
-                if tick:
-                    tick(gone)
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(0.5 if gone > 1 else 0.05)
-        finally:
-            if process.poll() is None:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-            assert process.stdin is not None
-            process.stdin.close()
-    if not answered.is_file():
-        raise ToolError(
-            f"{name} ended with code {process.returncode} and no result",
-            hint=f"its output is in {log}"
-            + ("; it was killed: too little memory?" if process.returncode == -9 else ""),
-        )
-    reply: dict[str, Any] = json.loads(answered.read_text())
-    if "error" in reply:
-        raise ToolError(f"{name}: {reply['error']}", hint=f"its output is in {log}")
-    return reply
-
-
-def serve(work: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
-    """The worker's side: read the request, do the work, write the reply, die with the parent."""
-    threading.Thread(target=_die_with_parent, daemon=True).start()
-    asked, answered = map(Path, sys.argv[1:3])
     try:
-        reply = work(json.loads(asked.read_text()))
-    except (Exception, SystemExit) as error:
-        traceback.print_exc()
-        text = " ".join(str(error).split())[:300]
-        reply = {"error": f"{type(error).__name__}: {text}"}
-    temporary = answered.with_suffix(".tmp")
-    temporary.write_text(json.dumps(reply))
-    temporary.replace(answered)
+        answer = _converse(child, json.dumps(job), timeout_s, tick)
+    except subprocess.TimeoutExpired:
+        raise ToolError(
+            f"{module} ran longer than {timeout_s:g} s and was stopped", where=str(log)
+        ) from None
+    finally:
+        _stop(child)
+    if child.returncode != 0:
+        raise ToolError(
+            f"{module} ended with code {child.returncode}: {_last_line(log)}", where=str(log)
+        )
+    try:
+        result: dict[str, Any] = json.loads(answer)
+    except ValueError:
+        raise ToolError(f"{module} gave no answer", where=str(log)) from None
+    if "error" in result:
+        kind = getattr(errors, result["error"].pop("kind"))
+        raise kind(result["error"].pop("message"), **result["error"])
+    return result
+
+
+def _converse(
+    child: subprocess.Popen[bytes], line: str, timeout_s: float, tick: Callable[[float], None]
+) -> bytes:
+    """Send the job, keep the pipe open, read the answer until the child closes its output."""
+    if child.stdin is None or child.stdout is None:
+        raise ToolError("the child has no pipes")
+    try:
+        child.stdin.write(line.encode() + b"\n")
+        child.stdin.flush()
+    except BrokenPipeError:
+        pass
+    pieces: list[bytes] = []
+    output = child.stdout
+    reader = threading.Thread(target=lambda: pieces.append(output.read()), daemon=True)
+    reader.start()
+    start = time.monotonic()
+    while reader.is_alive():
+        reader.join(0.5)
+        if (gone := time.monotonic() - start) < timeout_s:
+            tick(gone)
+            continue
+        raise subprocess.TimeoutExpired(child.args, timeout_s)
+    child.wait(_GRACE_S)
+    return b"".join(pieces)
+
+
+def _stop(child: subprocess.Popen[bytes]) -> None:
+    if child.poll() is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+    for pipe in (child.stdin, child.stdout):
+        if pipe is not None:
+            try:
+                pipe.close()
+            except BrokenPipeError:
+                continue
+
+
+def _last_line(log: Path) -> str:
+    lines = log.read_text("utf-8", "replace").strip().splitlines()
+    return lines[-1] if lines else "it said nothing"
+
+
+def serve(work: Callable[[dict[str, Any]], Mapping[str, Any]]) -> None:
+    """The child's side: read one job, answer it, die with the parent."""
+    _die_with_parent()
+    job = json.loads(sys.stdin.buffer.readline() or b"{}")
+
+    def watch() -> None:
+        while os.read(sys.stdin.fileno(), 4096):
+            pass
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+    # Native code may print to descriptor 1: keep it for the answer alone.
+    answer = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        result = json.dumps(work(job))
+    except EdgefuseError as error:
+        told = {"message": error.message, "hint": error.hint, "where": error.where}
+        result = json.dumps({"error": {"kind": type(error).__name__, **told}})
+    with os.fdopen(answer, "w") as stream:
+        stream.write(result + "\n")
+    os.close(1)
 
 
 def _die_with_parent() -> None:
-    while os.read(0, 1024):
-        pass
-    os._exit(1)
+    if not sys.platform.startswith("linux"):
+        return
+    import ctypes
+
+    pr_set_pdeathsig = 1
+    ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGKILL)

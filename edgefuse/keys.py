@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ast
 import functools
-import os
 import platform
 from collections.abc import Iterator, Mapping
 from importlib import metadata
@@ -19,32 +18,13 @@ from typing import TYPE_CHECKING, Any
 
 from edgefuse.artifact import digest_bytes, digest_file, digest_json
 from edgefuse.errors import RecipeError, SourceError
+from edgefuse.fetch import local_path
 from edgefuse.recipe import Blob, LocalFile, Recipe, Section, TorchModel
 
 if TYPE_CHECKING:
     from edgefuse.stage import Stage
 
 _PACKAGE = Path(__file__).parent
-
-
-def expand(text: str) -> str:
-    """Replace ${VARIABLES}.
-
-    Raises:
-        RecipeError: naming the variable that is not set.
-    """
-    result = os.path.expandvars(text)
-    if "$" in result:
-        raise RecipeError(
-            f"{text}: a variable is not set",
-            hint="set it in the environment, or give a path with --set",
-        )
-    return str(Path(result).expanduser())
-
-
-def resolve(base: Path, text: str) -> Path:
-    """A path of a recipe: absolute, or relative to the recipe's folder; ${VARIABLES} expanded."""
-    return base / expand(text)
 
 
 def local_file(base: Path, file: LocalFile, where: str = "") -> tuple[Path, str]:
@@ -54,7 +34,7 @@ def local_file(base: Path, file: LocalFile, where: str = "") -> tuple[Path, str]
         RecipeError: the file is missing.
         SourceError: its SHA-256 is not the recipe's.
     """
-    path = resolve(base, file.path)
+    path = local_path(file.path, base)
     if not path.is_file():
         raise RecipeError(
             f"no such file: {path}", where=where, hint="paths are relative to the recipe's folder"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from edgefuse.errors import UsageError
-from edgefuse.keys import differences, key_of, section, static_parts
+from edgefuse.keys import differences, key_of, section, static_parts, versions
 from edgefuse.recipe import Recipe
 from edgefuse.stage import STAGES, Stage
 from edgefuse.store import Damaged, Store
@@ -131,6 +131,8 @@ def parts_of(job: Job, stage: Stage, inputs: Mapping[str, str]) -> dict[str, Any
         for role in stage.samples
         if section(job.recipe, f"data.{role}") is not None
     }
+    if stage.samples:
+        parts["tools"] |= versions(("numpy", "pillow"))
     parts["target"] = {name: getattr(job.target, name) for name in stage.target_fields}
     if stage.measures:
         parts["machine"] = job.fingerprint()

@@ -304,13 +304,24 @@ class MemoryGate(Section):
 class LatencyGate(Section):
     """Int8 against float on the target, interleaved in fresh processes."""
 
-    max_ratio_to_float: float | None = Field(None, gt=0)
+    max_ratio_to_float: float | None = Field(
+        None, gt=0, description="Median of int8 over float, round by round."
+    )
+    max_ratio_without_int8_dot: float | None = Field(
+        None,
+        gt=0,
+        description="Instead of max_ratio_to_float on a CPU without an int8 dot product (VNNI, "
+        "AMX, ARM dotprod or i8mm), where int8 arithmetic is no faster than float. Which of the "
+        "two was applied is recorded as evidence.",
+    )
     max_p90_ms: float | None = Field(None, gt=0, description="Only sensible on one known board.")
     processes: int = Field(5, ge=2, le=50, description="Fresh processes.")
     rounds: int = Field(40, ge=10, description="Interleaved rounds a process.")
 
     @model_validator(mode="after")
     def _has_threshold(self) -> LatencyGate:
+        if self.max_ratio_without_int8_dot is not None and self.max_ratio_to_float is None:
+            raise ValueError("max_ratio_without_int8_dot needs max_ratio_to_float beside it")
         if self.max_ratio_to_float is None and self.max_p90_ms is None:
             raise ValueError("a gate without a threshold decides nothing: give at least one")
         return self

@@ -39,6 +39,11 @@ class Document:
     lines: Mapping[KeyPath, int] = field(default_factory=dict)
     overrides: Mapping[KeyPath, str] = field(default_factory=dict)
 
+    def line(self, path: KeyPath) -> int:
+        """The line of the key path or of its nearest ancestor; 0 when it has none."""
+        known = (self.lines.get(path[:end]) for end in range(len(path), -1, -1))
+        return next((line for line in known if line is not None), 0)
+
     def where(self, path: KeyPath) -> str:
         """``file:line`` of the key path or of its nearest ancestor; ``--set ...`` if it came so."""
         for end in range(len(path), -1, -1):
@@ -130,7 +135,8 @@ def validate(document: Document, model: type[ModelType]) -> ModelType:
     try:
         return model.model_validate(document.data)
     except ValidationError as error:
-        problems = [_describe(document, model, e) for e in _relevant(error.errors())]
+        relevant = sorted(_relevant(error.errors()), key=lambda e: document.line(e["loc"]))
+        problems = [_describe(document, model, e) for e in relevant]
     (where, message, hint), *rest = problems
     more = "".join(f"\n{w}: {m}" + (f"\n  hint: {h}" if h else "") for w, m, h in rest)
     if more:
@@ -184,6 +190,9 @@ def _relevant(errors: Sequence[ErrorDetails]) -> list[ErrorDetails]:
         groups.setdefault(location[:cut] if cut is not None else location, []).append(error)
     kept: list[ErrorDetails] = []
     for location, group in groups.items():
+        below = [k for k in groups if k != location and k[: len(location)] == location]
+        if below and all(e["type"] == "too_short" for e in group):
+            continue
         alternatives: dict[Any, list[ErrorDetails]] = {}
         for error in group:
             alternatives.setdefault(error["loc"][len(location) : len(location) + 1], []).append(error)

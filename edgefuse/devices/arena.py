@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from edgefuse.devices.child import call
+from edgefuse.child import call
 from edgefuse.errors import ToolError
 from edgefuse.tflite.read import Operator, Tensor, TfliteModel
 

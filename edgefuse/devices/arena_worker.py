@@ -7,7 +7,7 @@ from typing import Any
 
 from edgefuse.devices.arena import arena_tensors, span_bytes
 from edgefuse.devices.bench_worker import random_feeds
-from edgefuse.devices.child import serve
+from edgefuse.child import serve
 
 
 def _status_bytes(field: str) -> int:

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from edgefuse.devices.child import call
+from edgefuse.child import call
 from edgefuse.devices.fingerprint import cpu_model, governor
 from edgefuse.errors import ToolError
 

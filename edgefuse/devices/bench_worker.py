@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from edgefuse.artifact import Signature
-from edgefuse.devices.child import serve
+from edgefuse.child import serve
 
 
 def random_feeds(signature: Signature, seed: int) -> dict[str, np.ndarray[Any, Any]]:

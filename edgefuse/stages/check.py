@@ -33,9 +33,9 @@ def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Pro
     int8_model = read_model(inputs["quantize"].path)
     context.progress(1, 3, "tensors")
     _check_signature(inputs["convert"], inputs["quantize"], recipe)
-    problems = check_int8(int8_model, recipe.check.permit_float)
+    problems = check_int8(int8_model, recipe.check.permit_float, float_model)
     if problems:
-        shown = "; ".join(f"{p.operator or p.tensor}: {p.message}" for p in problems[:4])
+        shown = "; ".join(f"{p.place}: {p.message}" for p in problems[:4])
         more = f"; and {len(problems) - 4} more" if len(problems) > 4 else ""
         raise StageError(
             f"the int8 file is not full-integer: {shown}{more}",

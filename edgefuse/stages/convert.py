@@ -12,6 +12,13 @@ from edgefuse.parity import require_parity
 from edgefuse.recipe import Recipe
 from edgefuse.stage import Context, stage
 
+_QUIET = {
+    "TF_CPP_MIN_LOG_LEVEL": "3",
+    "TF_ENABLE_ONEDNN_OPTS": "0",
+    "CUDA_VISIBLE_DEVICES": "-1",
+    "PYTHONHASHSEED": "0",
+}
+
 
 @stage(
     name="convert",
@@ -53,7 +60,7 @@ def _convert(
     plain = context.work / "inlined.onnx"
     inline_groups(fused.path, plain)
     _picture_placeholder(feeds, context.work)
-    child.run(
+    child.call(
         "edgefuse.tflite.convert_worker",
         {
             "onnx": str(plain),
@@ -64,9 +71,10 @@ def _convert(
             ],
             "outputs": [s.name for s in fused.signature.outputs],
         },
-        work=context.work,
-        log=context.log,
-        timeout_s=recipe.convert.timeout_s,
+        context.log,
+        recipe.convert.timeout_s,
+        folder=context.work,
+        environment=_QUIET,
         tick=lambda gone: context.progress(min(int(gone), 14), 15, "converting"),
     )
     if not path.is_file():

@@ -171,14 +171,20 @@ def _to_log(log: Path) -> Iterator[None]:
     import logging
     import warnings
 
-    with log.open("a") as stream, contextlib.redirect_stdout(stream):
-        with contextlib.redirect_stderr(stream), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            handler = logging.StreamHandler(stream)
-            logger = logging.getLogger("torch")
-            kept, propagate = list(logger.handlers), logger.propagate
-            logger.handlers, logger.propagate = [handler], False
-            try:
+    loggers = [logging.getLogger(n) for n in logging.root.manager.loggerDict if n.startswith("torch")]
+    handlers = {
+        handler: handler.stream
+        for logger in loggers
+        for handler in logger.handlers
+        if isinstance(handler, logging.StreamHandler)
+    }
+    with log.open("a") as stream, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for handler in handlers:
+            handler.setStream(stream)
+        try:
+            with contextlib.redirect_stdout(stream), contextlib.redirect_stderr(stream):
                 yield
-            finally:
-                logger.handlers, logger.propagate = kept, propagate
+        finally:
+            for handler, before in handlers.items():
+                handler.setStream(before)

@@ -29,6 +29,7 @@ def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Pro
 
     from edgefuse import metrics
     from edgefuse.devices.bench import measure_latency
+    from edgefuse.devices.fingerprint import has_int8_dot_product
 
     gate = recipe.gates.latency
     assert gate is not None
@@ -48,11 +49,17 @@ def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Pro
     int8, reference = np.array(latency.int8_ms), np.array(latency.float_ms)
     n = int8.size
     checks = []
-    if gate.max_ratio_to_float is not None:
-        ratio = metrics.paired_ratio(int8, reference, seed=recipe.seed)
-        checks.append(
-            Check("ratio to float", ratio.median, ratio.upper, "<=", gate.max_ratio_to_float, "", n)
+    limit = gate.max_ratio_to_float
+    dot_product = has_int8_dot_product()
+    if gate.max_ratio_without_int8_dot is not None and not dot_product:
+        limit = gate.max_ratio_without_int8_dot
+        context.warn(
+            "this CPU has no int8 dot product, so int8 gains no time on it: the ratio to float is "
+            f"judged by max_ratio_without_int8_dot ({limit:g}) and proves nothing for a board"
         )
+    if limit is not None:
+        ratio = metrics.paired_ratio(int8, reference, seed=recipe.seed)
+        checks.append(Check("ratio to float", ratio.median, ratio.upper, "<=", limit, "", n))
     if gate.max_p90_ms is not None:
         p90 = metrics.time_percentile_bound(int8, 90.0, seed=recipe.seed)
         checks.append(Check("p90", p90.point, p90.bound, "<=", gate.max_p90_ms, "ms", n))
@@ -61,7 +68,7 @@ def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Pro
         target=target.name,
         runtime=latency.conditions.runtime,
         provenance="measured",
-        figures=latency.summary(),
+        figures={"int8_dot_product": dot_product, **latency.summary()},
         hint=f"{latency.conditions.runtime} may run these int8 operators without a fast kernel on "
         "this CPU: compare targets with --target, and look at figures.conditions",
     )

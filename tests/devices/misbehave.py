@@ -7,7 +7,7 @@ import sys
 import time
 from typing import Any
 
-from edgefuse.devices.child import serve
+from edgefuse.child import serve
 from edgefuse.errors import SourceError
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from edgefuse.devices.child import call
+from edgefuse.child import call
 from edgefuse.errors import SourceError, ToolError
 
 HERE = Path(__file__).parent
@@ -49,7 +49,7 @@ def test_failures(tmp_path: Path) -> None:
 PARENT = """
 import sys
 from pathlib import Path
-import edgefuse.devices.child as child
+import edgefuse.child as child
 start = child.subprocess.Popen
 def spy(*args, **kwargs):
     made = start(*args, **kwargs)
