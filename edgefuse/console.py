@@ -5,6 +5,7 @@ Everything goes to stderr; stdout is for results.
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from typing import Any, Protocol, TextIO
@@ -141,7 +142,13 @@ class Bar(Lines):
 
 
 def choose(*, quiet: bool = False, verbose: bool = False) -> Console:
-    """The console for this stderr."""
+    """The console for this stderr, on a descriptor of its own.
+
+    Stages may turn descriptor 2 to the log while foreign code runs; ours goes on being seen.
+    """
+    stream: TextIO = sys.stderr
+    if sys.stderr is sys.__stderr__:
+        stream = os.fdopen(os.dup(2), "w", encoding=sys.stderr.encoding, errors="replace")
     if quiet:
-        return Quiet()
-    return Bar(verbose) if sys.stderr.isatty() else Lines(verbose)
+        return Quiet(stream)
+    return Bar(verbose, stream) if stream.isatty() else Lines(verbose, stream)

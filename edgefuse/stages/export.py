@@ -166,25 +166,23 @@ def _from_onnx(
 
 @contextmanager
 def _to_log(log: Path) -> Iterator[None]:
-    """The exporter's prints, warnings and log lines go to the log file."""
-    import contextlib
-    import logging
+    """What the exporter prints, warns and logs, on descriptors 1 and 2, goes to the log file."""
+    import os
+    import sys
     import warnings
 
-    loggers = [logging.getLogger(n) for n in logging.root.manager.loggerDict if n.startswith("torch")]
-    handlers = {
-        handler: handler.stream
-        for logger in loggers
-        for handler in logger.handlers
-        if isinstance(handler, logging.StreamHandler)
-    }
-    with log.open("a") as stream, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for handler in handlers:
-            handler.setStream(stream)
-        try:
-            with contextlib.redirect_stdout(stream), contextlib.redirect_stderr(stream):
-                yield
-        finally:
-            for handler, before in handlers.items():
-                handler.setStream(before)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    kept = [os.dup(descriptor) for descriptor in (1, 2)]
+    try:
+        with log.open("ab") as stream, warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for descriptor in (1, 2):
+                os.dup2(stream.fileno(), descriptor)
+            yield
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for descriptor, saved in zip((1, 2), kept):
+            os.dup2(saved, descriptor)
+            os.close(saved)
