@@ -112,8 +112,9 @@ def _gates(report: Row) -> str:
         figures = list(flat(part(gate, "figures")))
         if figures:
             pairs = "".join(f"<dt>{code_name(k)}</dt><dd>{figure(k, v)}</dd>\n" for k, v in figures)
-            title = f"<span>{code_name(gate.get('name'))}: {len(figures)} {plural(len(figures), 'figure')}"
-            details.append(fold(f"{title}</span>", f'<dl class="figures">{pairs}</dl>'))
+            held = f"{len(figures)} {plural(len(figures), 'figure')}"
+            title = f"<span>{code_name(gate.get('name'))}: {held}</span>"
+            details.append(fold(title, f'<dl class="figures">{pairs}</dl>'))
     if not bodies:
         return "<p>No gate was judged. Without a passed gate nothing ships.</p>\n"
     key = (
@@ -148,7 +149,7 @@ def _operators(fusion: Row) -> str:
         return [*entries, {"op": "all", **sums}] if entries else []
 
     file: list[dict[str, Any]] = [
-        {"op": op, "was": 0, "now": count(number)} for op, number in tflite.items()
+        {"op": op, "was": 0, "now": count(held)} for op, held in tflite.items()
     ]
     file.sort(key=lambda e: (-e["now"], str(e["op"])))
     columns: Columns = {
@@ -170,7 +171,8 @@ def _fusion(fusion: Row) -> str:
         launches = count(saved.get("launches"))
         lead = (
             f'<p class="lead"><b>{launches:,}</b> {plural(launches, "launch")} and '
-            f"<b>{bytes_cell(saved.get('intermediate_bytes'))}</b> of intermediate traffic saved.</p>\n"
+            f"<b>{bytes_cell(saved.get('intermediate_bytes'))}</b> of intermediate traffic "
+            "saved.</p>\n"
         )
     columns: Columns = {
         "pass": named("name"),
@@ -340,12 +342,12 @@ def _header(report: Row) -> str:
 def _trouble(report: Row) -> str:
     error, out = part(report, "error"), ""
     if error:
-        lines = [f"<p><b>{text(error.get('kind') or 'Error')}</b> {text(error.get('message'))}</p>"]
+        told = [f"<p><b>{text(error.get('kind') or 'Error')}</b> {text(error.get('message'))}</p>"]
         if error.get("where"):
-            lines.append(f'<p class="where"><code>{text(error["where"])}</code></p>')
+            told.append(f'<p class="where"><code>{text(error["where"])}</code></p>')
         if error.get("hint"):
-            lines.append(f"<p><b>Remedy</b> {text(error['hint'])}</p>")
-        out = f'<div class="error" role="alert">{"".join(lines)}</div>\n'
+            told.append(f"<p><b>Remedy</b> {text(error['hint'])}</p>")
+        out = f'<div class="error" role="alert">{"".join(told)}</div>\n'
     items = "".join(f"<li>{text(w)}</li>\n" for w in report.get("warnings") or ())
     return out + (f'<ul class="warnings">\n{items}</ul>\n' if items else "")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edgefuse.report import table
+from edgefuse.report import table, units
 from edgefuse.report.table import verdict_table
 
 from .sample import early, failing, passing
@@ -104,7 +104,7 @@ def test_pass_phrases(name, phrase):
     ],
 )
 def test_quantities(value, unit, shown):
-    assert table.quantity(value, unit) == shown
+    assert units.quantity(value, unit) == shown
 
 
 @pytest.mark.parametrize(
@@ -112,4 +112,4 @@ def test_quantities(value, unit, shown):
     [(0.04, "0.04 s"), (48.6, "48.6 s"), (185, "3 min 05 s"), (7_320, "2 h 02 min")],
 )
 def test_seconds(seconds, shown):
-    assert table.seconds_text(seconds) == shown
+    assert units.seconds_text(seconds) == shown
