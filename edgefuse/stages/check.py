@@ -53,7 +53,11 @@ def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Pro
             hint="set check.fused_activations: reported to ship it all the same",
         )
     counts = int8_model.operator_counts()
-    document = {"operators": counts, "contract": rows, "permit_float": list(recipe.check.permit_float)}
+    document = {
+        "operators": counts,
+        "contract": rows,
+        "permit_float": list(recipe.check.permit_float),
+    }
     path = context.work / context.file_name
     path.write_text(json.dumps(document, sort_keys=True, indent=1))
     evidence = {
@@ -67,7 +71,10 @@ def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Pro
 
 def _check_signature(float_model: Artifact, int8_model: Artifact, recipe: Recipe) -> None:
     """Names and shapes must be the float model's, types what the recipe asks for."""
-    for side, wanted_type in (("inputs", recipe.quantize.input), ("outputs", recipe.quantize.output)):
+    for side, wanted_type in (
+        ("inputs", recipe.quantize.input),
+        ("outputs", recipe.quantize.output),
+    ):
         expected = getattr(float_model.signature, side)
         found = getattr(int8_model.signature, side)
         if [(s.name, s.shape) for s in expected] != [(s.name, s.shape) for s in found]:
@@ -82,21 +89,14 @@ def _check_signature(float_model: Artifact, int8_model: Artifact, recipe: Recipe
                 raise StageError(f"{spec.name!r} is int8 without a scale")
 
 
-def _contract(inputs: Mapping[str, Artifact], float_model: Any, int8_model: Any) -> list[dict[str, Any]]:
+def _contract(
+    inputs: Mapping[str, Artifact], float_model: Any, int8_model: Any
+) -> list[dict[str, Any]]:
     if "fuse" not in inputs:
         return []
     from edgefuse.graph.group import groups
-    from edgefuse.tflite.contract import Group, check_contract
+    from edgefuse.tflite.contract import check_contract
 
-    listed = [
-        Group(g.name, g.ops, g.module, g.weight, g.activation, g.output)
-        for g in groups(inputs["fuse"].path)
-        if g.weight is not None
-    ]
-    return [
-        {
-            **asdict(row),
-            "operator": f"{row.int8_code}#{row.int8_operator}" if row.int8_code else "",
-        }
-        for row in check_contract(float_model, int8_model, listed)
-    ]
+    listed = [group for group in groups(inputs["fuse"].path) if group.weight is not None]
+    rows = check_contract(float_model, int8_model, listed)
+    return [{**asdict(row), "operator": row.operator} for row in rows]

@@ -8,7 +8,8 @@ place of the operator order (QUANTIZE and DEQUANTIZE aside), where
     |weight_float - scale[c] * (weight_int8 - zero_point[c])| <= steps * scale[c]
 
 must hold for every channel c (steps = 1/2 for plain rounding). Groups with identical weights are
-told apart by operator order.
+told apart by operator order. A group with a residual addition is two operators in TFLite, the
+convolution and the ADD that reads its result; the activation belongs to the ADD.
 
 Scope: Conv, ConvTranspose, Gemm and MatMul with a constant weight. Grouped convolutions that a
 converter splits into several operators are reported as not found. ``check_int8``, which needs no
@@ -18,8 +19,8 @@ float file, is in :mod:`edgefuse.tflite.inspect`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -38,31 +39,31 @@ __all__ = ["Group", "Row", "Problem", "check_contract", "check_int8"]
 Array = np.ndarray[Any, Any]
 
 
-@dataclass(frozen=True)
-class Group:
-    """One fused group of the ONNX graph.
+class Group(Protocol):
+    """What the contract reads of a fused group (:class:`edgefuse.graph.group.Group`).
 
-    Attributes:
-        ops: the ONNX operators it was fused from, e.g. ``("Conv", "BatchNormalization", "Clip")``.
-        module: path of the torch module it came from.
-        weight: as in ONNX: Conv [out, in/groups, k...]; ConvTranspose [in, out/groups, k...];
-            Gemm and MatMul [n, k] or [k, n].
-        activation: NONE, RELU, RELU6, RELU_N1_TO_1, or a name TFLite cannot fuse.
+    ``weight`` is as in ONNX: Conv [out, in/groups, k...]; ConvTranspose [in, out/groups, k...];
+    Gemm and MatMul [n, k] or [k, n]. A group without one is never found.
     """
 
-    name: str
-    ops: tuple[str, ...]
-    module: str
-    weight: Array = field(repr=False)
-    activation: str
-    output_name: str
+    @property
+    def name(self) -> str: ...
+    @property
+    def ops(self) -> tuple[str, ...]: ...
+    @property
+    def module(self) -> str: ...
+    @property
+    def weight(self) -> Array | None: ...
+    @property
+    def activation(self) -> str: ...
 
 
 @dataclass(frozen=True)
 class Row:
     """What became of one group. ``reason`` is empty when there is nothing to say.
 
-    ``float_operator`` and ``int8_operator`` are indices, -1 when not found.
+    ``float_operator`` and ``int8_operator`` are indices, -1 when not found; ``float_add`` and
+    ``int8_add`` likewise, the ADD of a residual, -1 for groups without one.
     """
 
     group: str
@@ -75,6 +76,14 @@ class Row:
     activation_found: str
     ok: bool
     reason: str
+    float_add: int = -1
+    int8_add: int = -1
+
+    @property
+    def operator(self) -> str:
+        """The int8 operators in words: ``CONV_2D#3``, ``CONV_2D#3 + ADD#4``; empty if none."""
+        add = f" + ADD#{self.int8_add}" if self.int8_add >= 0 else ""
+        return f"{self.int8_code}#{self.int8_operator}{add}" if self.int8_code else ""
 
 
 def check_contract(
@@ -124,6 +133,8 @@ def _canonical(code: str, weight: Array) -> Array | None:
 def _group_weights(group: Group) -> list[Array]:
     """Every way the group's weight may read as [out, height, width, in/groups]."""
     weight = group.weight
+    if weight is None:
+        return []
     if weight.ndim == 2:
         return [weight[:, None, None, :], weight.T[:, None, None, :]]
     if "ConvTranspose" in group.ops:
@@ -235,8 +246,22 @@ def _row(
     op = partner.operator
     faults = [partner.reason] if partner.reason else []
     notes: list[str] = []
+    float_add = op_add = None
+    carrier = op
     if op is not None:
-        _judge_activation(group, float_op, op, int8_model, faults, notes)
+        wanted = group.activation
+        if "Add" in group.ops:
+            float_add, op_add = _adding(float_model, float_op), _adding(int8_model, op)
+            carrier = op_add
+            _judge_activation("NONE", float_op, op, int8_model, faults, notes)
+            if op_add is None:
+                faults.append(f"no ADD reads the result of {op.label} in the int8 file")
+            else:
+                _judge_activation(wanted, float_add, op_add, int8_model, faults, notes)
+                _judge_activations(op_add.inputs, int8_model, faults)
+                _judge_activations(op_add.outputs, int8_model, faults)
+        else:
+            _judge_activation(wanted, float_op, op, int8_model, faults, notes)
         _judge_types(op, int8_model, faults, notes)
     return Row(
         group=group.name,
@@ -246,34 +271,47 @@ def _row(
         int8_operator=op.index if op else -1,
         int8_code=op.code if op else "",
         activation_wanted=group.activation,
-        activation_found=op.activation if op else "",
+        activation_found=carrier.activation if carrier else "",
         ok=not faults,
-        reason="; ".join(faults + notes),
+        reason="; ".join(dict.fromkeys(faults + notes)),
+        float_add=float_add.index if float_add else -1,
+        int8_add=op_add.index if op_add else -1,
     )
 
 
+def _adding(model: TfliteModel, op: Operator) -> Operator | None:
+    """The ADD that reads the operator's result."""
+    result = op.outputs[0]
+    readers = (other for other in model.operators if result in other.inputs)
+    return next((other for other in readers if other.code == "ADD"), None)
+
+
 def _judge_activation(
-    group: Group,
-    float_op: Operator,
+    wanted: str,
+    float_op: Operator | None,
     op: Operator,
     model: TfliteModel,
     faults: list[str],
     notes: list[str],
 ) -> None:
-    wanted, found = group.activation, op.activation
+    """Compare the activation that the group wants with what ``op`` of the int8 file has.
+
+    ``float_op`` is its counterpart in the float file; None when there is none.
+    """
+    before, found = float_op.activation if float_op else "NONE", op.activation
     if wanted not in FUSABLE:
         notes.append(f"TFLite cannot fuse {wanted}: it is an operator of its own")
-        wanted = float_op.activation
+        wanted = before
     if found == wanted:
         return
     if wanted == "NONE":
-        if found == float_op.activation:
+        if found == before:
             notes.append(f"the converter fused {found}, which the ONNX group does not hold")
         else:
             faults.append(f"{found} appeared in the int8 file only")
     elif found == "NONE" and clips_like(model.tensors[op.outputs[0]], wanted):
         notes.append(f"{wanted} dropped: the output's range clips alike")
-    elif found == "NONE" and float_op.activation == wanted:
+    elif found == "NONE" and before == wanted:
         faults.append(f"{wanted} was lost between the float and the int8 file")
     else:
         faults.append(f"{wanted} is not fused into {op.label} (found {found})")
@@ -294,6 +332,10 @@ def _judge_types(op: Operator, model: TfliteModel, faults: list[str], notes: lis
         if bias.dtype != "int32":
             faults.append(f"bias {bias.name!r} is {bias.dtype}, not int32")
     data_place = 2 if op.code == "TRANSPOSE_CONV" else 1 - place if op.code == "BATCH_MATMUL" else 0
-    for tensor in (model.tensors[op.inputs[data_place]], model.tensors[op.outputs[0]]):
+    _judge_activations((op.inputs[data_place], op.outputs[0]), model, faults)
+
+
+def _judge_activations(indices: Sequence[int], model: TfliteModel, faults: list[str]) -> None:
+    for tensor in (model.tensors[index] for index in indices):
         if tensor.dtype != "int8":
             faults.append(f"activation {tensor.name!r} is {tensor.dtype}, not int8")

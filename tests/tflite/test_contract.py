@@ -1,24 +1,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from edgefuse.tflite.contract import Group, check_contract
+from edgefuse.tflite.contract import check_contract
 from edgefuse.tflite.read import TfliteModel, parse_model, read_model
 
 from .conftest import Pair
 from .tiny import Weights, float_file, int8_file
 
 
+@dataclass(frozen=True)
+class Group:
+    name: str
+    ops: tuple[str, ...]
+    module: str
+    weight: np.ndarray | None
+    activation: str
+
+
 def groups(held: Weights) -> list[Group]:
     """The tiny model's groups with the weights in ONNX's layouts."""
 
     def group(name: str, op: str, weight: np.ndarray, activation: str) -> Group:
-        return Group(name, (op,), f"net.{name}", weight, activation, f"{name}_out")
+        return Group(name, (op,), f"net.{name}", weight, activation)
 
     twin = held.twin.transpose(0, 3, 1, 2)
     return [
@@ -148,3 +157,53 @@ def test_types(pair: Pair) -> None:
     row = check_contract(float_model, dense, groups(pair.held), max_weight_steps=1000.0)[4]
     assert (row.ok, row.reason) == (True, "the weights are per-tensor, not per-channel")
     assert reason(float_model, 0)[0] is False
+
+
+def residual(pair: Pair, activation: str, *ops: str) -> list[Group]:
+    """The tiny model's groups, ``twin_b`` and the ADD behind it being one."""
+    listed = groups(pair.held)
+    listed[3] = replace(listed[3], ops=("Conv", "Add", *ops), activation=activation)
+    return listed
+
+
+def test_a_residual_add_is_reported_with_its_convolution(pair: Pair) -> None:
+    row = check_contract(*models(pair), residual(pair, "NONE"))[3]
+    assert row.ok and not row.reason
+    assert (row.float_operator, row.float_add, row.int8_operator, row.int8_add) == (3, 4, 3, 4)
+    assert row.operator == "CONV_2D#3 + ADD#4"
+
+
+def test_the_activation_of_a_residual_belongs_to_the_add(pair: Pair) -> None:
+    float_model, int8_model = models(pair)
+    listed = residual(pair, "RELU", "Relu")
+    float_model = altered(float_model, 4, activation="RELU")
+    row = check_contract(float_model, altered(int8_model, 4, activation="RELU"), listed)[3]
+    assert row.ok and not row.reason and row.activation_found == "RELU"
+
+    wide = retyped(int8_model, int8_model.operators[4].outputs[0], scales=(0.1,), zero_points=(0,))
+    row = check_contract(float_model, wide, listed)[3]
+    assert not row.ok and row.activation_found == "NONE"
+    assert row.reason == "RELU was lost between the float and the int8 file"
+
+    row = check_contract(models(pair)[0], wide, listed)[3]
+    assert row.reason == "RELU is not fused into ADD#4 (found NONE)"
+
+    moved = altered(wide, 3, activation="RELU")
+    row = check_contract(float_model, moved, listed)[3]
+    assert not row.ok and row.reason.startswith("RELU appeared in the int8 file only")
+
+
+def test_a_residual_without_its_add(pair: Pair) -> None:
+    float_model, int8_model = models(pair)
+    row = check_contract(float_model, altered(int8_model, 4, code="SUB"), residual(pair, "NONE"))[3]
+    assert not row.ok and row.int8_add == -1 and row.activation_found == ""
+    assert "no ADD reads the result of CONV_2D#3 in the int8 file" in row.reason
+
+
+def test_a_residual_add_in_other_types(pair: Pair) -> None:
+    float_model, int8_model = models(pair)
+    output = int8_model.operators[4].outputs[0]
+    row = check_contract(
+        float_model, retyped(int8_model, output, dtype="int16"), residual(pair, "NONE")
+    )[3]
+    assert (row.ok, row.reason) == (False, "activation 'map4' is int16, not int8")
