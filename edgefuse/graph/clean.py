@@ -1,36 +1,64 @@
-"""An exported ONNX file without what differs from machine to machine: paths, traces, versions."""
+"""A graph without what differs from machine to machine: paths, traces, versions, comments.
+
+Equal models then give equal bytes. Torch module paths stay, for the ledger's messages, and so does
+the origin that passes have recorded.
+"""
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import TYPE_CHECKING
 
-_KEPT = ("namespace", "pkg.torch.onnx.name_scopes", "pkg.torch.onnx.class_hierarchy")
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import onnx_ir as ir
+
+KEPT_METADATA = ("namespace", "pkg.torch.onnx.name_scopes", "pkg.torch.onnx.class_hierarchy")
+OWN_PREFIX = "edgefuse."
+
+
+def drop_metadata(model: ir.Model) -> None:
+    """Clear comments and metadata of the model, its graphs, functions, nodes and values."""
+    import onnx_ir as ir
+
+    model.metadata_props.clear()
+    model.doc_string = None
+    for graph in (model.graph, *model.functions.values(), *model.graph.subgraphs()):
+        graph.metadata_props.clear()
+        graph.doc_string = None
+        for value in (*graph.inputs, *getattr(graph, "initializers", {}).values()):
+            value.metadata_props.clear()
+            value.doc_string = None
+        for node in ir.traversal.RecursiveGraphIterator(graph):
+            node.doc_string = None
+            kept = {k: v for k, v in sorted(node.metadata_props.items()) if _is_kept(k)}
+            node.metadata_props.clear()
+            node.metadata_props.update(kept)
+            for value in node.outputs:
+                value.metadata_props.clear()
+                value.doc_string = None
+
+
+def _is_kept(key: str) -> bool:
+    return key in KEPT_METADATA or key.startswith(OWN_PREFIX)
 
 
 def clean_export(source: Path, destination: Path, name: str) -> None:
-    """Rewrite a file so that equal models give equal bytes; module paths are kept."""
-    import onnx
-    from onnx.external_data_helper import load_external_data_for_model
+    """Rewrite an exported ONNX file, external data included, as one clean file.
 
-    proto = onnx.load(source, load_external_data=False)
-    load_external_data_for_model(proto, str(source.parent))
+    Args:
+        name: of the graph.
+    """
+    import onnx
+    import onnx_ir as ir
+
+    proto = onnx.load(source)
     for tensor in proto.graph.initializer:
-        tensor.ClearField("data_location")
-        tensor.ClearField("external_data")
         tensor.ClearField("metadata_props")
-        tensor.doc_string = ""
-    proto.producer_name, proto.producer_version = "edgefuse", ""
-    proto.doc_string = proto.graph.doc_string = ""
-    proto.graph.name = name
-    proto.ClearField("metadata_props")
-    proto.graph.ClearField("metadata_props")
-    for value in (*proto.graph.value_info, *proto.graph.input, *proto.graph.output):
-        value.ClearField("metadata_props")
-        value.doc_string = ""
-    for node in proto.graph.node:
-        node.doc_string = ""
-        kept = [(p.key, p.value) for p in node.metadata_props if p.key in _KEPT]
-        node.ClearField("metadata_props")
-        for key, value in sorted(kept):
-            node.metadata_props.add(key=key, value=value)
-    destination.write_bytes(proto.SerializeToString(deterministic=True))
+        tensor.ClearField("doc_string")
+    model = ir.serde.deserialize_model(proto)
+    drop_metadata(model)
+    model.producer_name, model.producer_version = "edgefuse", None
+    model.graph.name = name
+    clean = ir.serde.serialize_model(model)
+    destination.write_bytes(clean.SerializeToString(deterministic=True))

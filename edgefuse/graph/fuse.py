@@ -19,13 +19,14 @@ from edgefuse.graph.pipeline import ordered, run_passes
 from edgefuse.graph.rule import PASSES, Pass
 from edgefuse.graph.summary import intermediate_bytes, operator_counts, peak_bytes
 from edgefuse.graph.verify import (
+    SKIP_PASSES,
     Feed,
     Runner,
     check_structure,
-    difference,
     scaled_tolerance,
     seeded_feed,
 )
+from edgefuse.parity import difference
 
 if TYPE_CHECKING:
     import onnx
@@ -99,6 +100,7 @@ def fuse_file(
     parity = difference(
         ((proof.reference(feed), candidate(feed)) for feed in samples),
         max_relative_error=max_relative_error,
+        hint=SKIP_PASSES,
     )
     destination.write_bytes(data)
     progress(total, total, "done")
@@ -124,7 +126,7 @@ def fuse_file(
             "after": intermediate_bytes(model),
         },
         "peak_bytes": {"before": before["peak"], "after": peak_bytes(model)},
-        "parity": {**parity.to_json(), "max_relative_error": max_relative_error},
+        "parity": parity.evidence(max_relative_error),
     }
 
 

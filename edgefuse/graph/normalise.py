@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from edgefuse.errors import SourceError
+from edgefuse.graph.clean import drop_metadata
 from edgefuse.graph.values import attribute, constant, describe, module_path, read
 
 if TYPE_CHECKING:
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 DOMAIN = "edgefuse"
-KEPT_METADATA = ("namespace", "pkg.torch.onnx.name_scopes", "pkg.torch.onnx.class_hierarchy")
 MIN_IR_VERSION = 10
 
 
@@ -56,7 +56,7 @@ def prepare(proto: onnx.ModelProto) -> ir.Model:
 
     model: ir.Model = ir.serde.deserialize_model(_inline_foreign(proto))
     refuse_training_mode(model)
-    _drop_metadata(model)
+    drop_metadata(model)
     _name_everything(model)
     _constants_to_initializers(model)
     model.ir_version = max(int(model.ir_version), MIN_IR_VERSION)
@@ -134,29 +134,6 @@ def _inline_foreign(proto: onnx.ModelProto) -> onnx.ModelProto:
         return proto
     foreign = [(f.domain, f.name) for f in proto.functions if f.domain != DOMAIN]
     return onnx.inliner.inline_selected_functions(proto, foreign)
-
-
-def _drop_metadata(model: ir.Model) -> None:
-    import onnx_ir as ir
-
-    def keep(props: dict[str, str]) -> None:
-        for key in [k for k in props if k not in KEPT_METADATA and not k.startswith("edgefuse.")]:
-            del props[key]
-
-    model.metadata_props.clear()
-    model.doc_string = None
-    for graph in (model.graph, *model.functions.values(), *model.graph.subgraphs()):
-        graph.metadata_props.clear()
-        graph.doc_string = None
-        for value in (*graph.inputs, *getattr(graph, "initializers", {}).values()):
-            value.metadata_props.clear()
-            value.doc_string = None
-        for node in ir.traversal.RecursiveGraphIterator(graph):
-            node.doc_string = None
-            keep(node.metadata_props)
-            for value in node.outputs:
-                value.metadata_props.clear()
-                value.doc_string = None
 
 
 def _name_everything(model: ir.Model) -> None:

@@ -1,21 +1,18 @@
 """Independent proof that a graph is valid and that two graphs compute the same numbers.
 
-Numbers are compared with onnxruntime, its graph optimisations switched off, so that what is
-compared is the graph and not somebody else's fusion. The error is the largest absolute difference
-relative to the largest |reference| of the same output: never a sum, which grows with the size of a
-tensor. NaN or infinity on either side is an error.
+Numbers come from onnxruntime, its graph optimisations switched off, so that what is compared is
+the graph and not somebody else's fusion; :mod:`edgefuse.parity` says how far they are apart.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgefuse.errors import DataError, ParityError, StageError, ToolError
+from edgefuse.errors import DataError, StageError, ToolError
 from edgefuse.graph.values import Array
+from edgefuse.parity import Difference, difference
 
 if TYPE_CHECKING:
     import onnx
@@ -25,28 +22,7 @@ Feed = Mapping[str, Array]
 EPSILON = {"float16": 2.0**-10, "bfloat16": 2.0**-7}
 FLOAT32_EPSILON = 2.0**-23
 WIDEST_TOLERANCE = 0.02
-
-
-@dataclass(frozen=True)
-class Difference:
-    """How far a candidate is from its reference, over all feeds.
-
-    Attributes:
-        max_abs: largest absolute difference.
-        max_rel_to_peak: largest of (largest difference of an output / its largest |reference|).
-        sqnr_db: least signal-to-error ratio of an output, in dB; None when nothing differs.
-        worst_output: the output that max_rel_to_peak belongs to.
-        samples: how many feeds were compared.
-    """
-
-    max_abs: float
-    max_rel_to_peak: float
-    sqnr_db: float | None
-    worst_output: str
-    samples: int
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+SKIP_PASSES = "see the ledger for the passes that fired, and skip them one by one"
 
 
 def to_bytes(model: Any) -> bytes:
@@ -84,7 +60,7 @@ class Runner:
     """A model in onnxruntime on the CPU, without graph optimisation."""
 
     def __init__(self, model: Any, *, threads: int = 0) -> None:
-        """Load a path, bytes, ModelProto or onnx_ir model.
+        """Load a path (external data beside it), bytes, ModelProto or onnx_ir model.
 
         Raises:
             ToolError: when onnxruntime cannot load it.
@@ -95,12 +71,14 @@ class Runner:
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
         options.log_severity_level = 4
         options.intra_op_num_threads = threads
+        self._where = model.name if isinstance(model, Path) else ""
+        given = str(model) if isinstance(model, Path) else to_bytes(model)
         try:
             self._session: onnxruntime.InferenceSession = onnxruntime.InferenceSession(
-                to_bytes(model), options, providers=["CPUExecutionProvider"]
+                given, options, providers=["CPUExecutionProvider"]
             )
         except Exception as error:
-            raise ToolError(f"onnxruntime cannot load the model: {error}") from error
+            raise self._refused("load", error) from error
         self.inputs = [i.name for i in self._session.get_inputs()]
         self.outputs = [o.name for o in self._session.get_outputs()]
 
@@ -116,8 +94,22 @@ class Runner:
         try:
             values = self._session.run(self.outputs, {n: feed[n] for n in self.inputs})
         except Exception as error:
-            raise ToolError(f"onnxruntime cannot run the model: {error}") from error
+            raise self._refused("run", error) from error
         return dict(zip(self.outputs, values))
+
+    def _refused(self, verb: str, error: Exception) -> ToolError:
+        text = " ".join(str(error).split())[:300]
+        return ToolError(
+            f"onnxruntime cannot {verb} the model: {text}",
+            where=self._where,
+            hint="an unsupported operator or shape: change the model or the opset",
+        )
+
+
+def run_onnx(model: Any, feeds: Iterable[Feed]) -> list[dict[str, Array]]:
+    """Outputs by name for each feed, of anything that :class:`Runner` loads."""
+    runner = Runner(model)
+    return [runner(feed) for feed in feeds]
 
 
 def compare(
@@ -140,63 +132,7 @@ def compare(
     """
     left, right = Runner(reference), Runner(candidate)
     pairs = ((left(feed), right(feed)) for feed in feeds)
-    return difference(pairs, max_relative_error=max_relative_error)
-
-
-def difference(
-    pairs: Iterable[tuple[Feed, Feed]], *, max_relative_error: float | None = None
-) -> Difference:
-    """As :func:`compare`, on outputs that were already computed (reference, candidate)."""
-    worst = Difference(0.0, 0.0, None, "", 0)
-    for samples, (expected, actual) in enumerate(pairs, start=1):
-        if list(expected) != list(actual):
-            raise ParityError(f"the outputs are {list(actual)}, the reference has {list(expected)}")
-        for name in expected:
-            worst = _join(worst, _one(name, expected[name], actual[name]), samples)
-    if worst.samples == 0:
-        raise DataError("nothing was compared: the sample set is empty")
-    if max_relative_error is not None and worst.max_rel_to_peak > max_relative_error:
-        raise ParityError(
-            f"the largest relative error is {worst.max_rel_to_peak:.3g}, "
-            f"allowed is {max_relative_error:.3g}",
-            hint="see the ledger for the passes that fired, and skip them one by one",
-            where=f"output {worst.worst_output!r}",
-        )
-    return worst
-
-
-def _one(name: str, expected: Array, actual: Array) -> Difference:
-    import numpy as np
-
-    if expected.shape != actual.shape or expected.dtype != actual.dtype:
-        raise ParityError(
-            f"shape and type are {actual.shape} {actual.dtype}, "
-            f"the reference has {expected.shape} {expected.dtype}",
-            where=f"output {name!r}",
-        )
-    a, b = expected.astype(np.float64), actual.astype(np.float64)
-    for side, values in (("reference", a), ("candidate", b)):
-        if not np.isfinite(values).all():
-            raise ParityError(f"the {side} has NaN or infinity", where=f"output {name!r}")
-    error = np.abs(a - b)
-    max_abs = float(error.max(initial=0.0))
-    if max_abs == 0.0:
-        return Difference(0.0, 0.0, None, name, 1)
-    peak = max(float(np.abs(a).max(initial=0.0)), 1e-30)
-    ratio = float(np.square(a).sum()) / float(np.square(error).sum())
-    return Difference(max_abs, max_abs / peak, 10 * math.log10(max(ratio, 1e-30)), name, 1)
-
-
-def _join(left: Difference, right: Difference, samples: int) -> Difference:
-    known = [d.sqnr_db for d in (left, right) if d.sqnr_db is not None]
-    worse = right if right.max_rel_to_peak > left.max_rel_to_peak else left
-    return Difference(
-        max_abs=max(left.max_abs, right.max_abs),
-        max_rel_to_peak=worse.max_rel_to_peak,
-        sqnr_db=min(known) if known else None,
-        worst_output=worse.worst_output or right.worst_output,
-        samples=samples,
-    )
+    return difference(pairs, max_relative_error=max_relative_error, hint=SKIP_PASSES)
 
 
 def scaled_tolerance(tolerance: float, dtypes: Iterable[str]) -> float:

@@ -54,7 +54,7 @@ def _convert(
 ) -> dict[str, Any]:
     from edgefuse import child
     from edgefuse.graph.group import inline_groups
-    from edgefuse.graph.session import run_onnx
+    from edgefuse.graph.verify import run_onnx
     from edgefuse.tflite.feeds import aligned, run_samples, source_layouts
 
     plain = context.work / "inlined.onnx"

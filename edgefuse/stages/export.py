@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Product:
     from edgefuse.data import take
     from edgefuse.graph.clean import clean_export
-    from edgefuse.graph.session import run_onnx
+    from edgefuse.graph.verify import run_onnx
 
     feeds = take(
         context.samples("evaluation"), context.downloads, recipe.export.parity_samples, recipe.model.batch
@@ -153,7 +153,7 @@ def _from_onnx(
 ) -> list[dict[str, Any]]:
     import onnx
 
-    from edgefuse.graph.session import run_onnx
+    from edgefuse.graph.verify import run_onnx
     from edgefuse.sources import onnx_file
 
     assert recipe.model.onnx is not None

@@ -89,7 +89,7 @@ def test_the_whole_way(source: Path, tmp_path: Path) -> None:
         "fuse_residual_add": 1,
         "fuse_conv_activation": 2,
     } | {name: 0 for name in fired if name not in _FIRST}
-    assert evidence["parity"]["max_rel_to_peak"] < 1e-5
+    assert evidence["parity"]["max_relative_error"] < 1e-5
     assert evidence["parity"]["samples"] == 2
     assert evidence["saved"]["launches"] == 9
     intermediate = evidence["intermediate_bytes"]
