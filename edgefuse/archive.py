@@ -52,6 +52,21 @@ def unpack(source: Path, folder: Path) -> list[str]:
     return names
 
 
+def matches(source: Path, folder: Path) -> bool:
+    """Whether a folder holds exactly the files of an archive, byte for byte."""
+    found = {p.relative_to(folder).as_posix() for p in folder.rglob("*") if not p.is_dir()}
+    try:
+        with tarfile.open(source, "r:") as archive:
+            members = {member.name: member for member in archive}
+            return found == members.keys() and all(
+                (stream := archive.extractfile(member)) is not None
+                and stream.read() == (folder / name).read_bytes()
+                for name, member in members.items()
+            )
+    except (tarfile.TarError, OSError):
+        return False
+
+
 def _checked(name: str, where: str = "") -> None:
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or not path.parts or "\\" in name:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-import logging
 import os
 import shlex
 import sys
@@ -34,7 +34,9 @@ SetOption = Annotated[
 ]
 TargetOption = Annotated[str | None, typer.Option(help="Another target than the recipe's.")]
 UntilOption = Annotated[str | None, typer.Option(help="Stop after this stage.")]
-FromOption = Annotated[str | None, typer.Option("--from", help="Run this stage and all after anew.")]
+FromOption = Annotated[
+    str | None, typer.Option("--from", help="Run this stage and all after anew.")
+]
 OutOption = Annotated[Path | None, typer.Option(help="Output folder; build/<recipe>/ if absent.")]
 MeasureOption = Annotated[bool, typer.Option("--measure", help="Measure latency anew.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="The result as JSON on stdout.")]
@@ -70,33 +72,33 @@ def run(
         command=_command_line(),
     )
     if as_json:
-        print(json.dumps(document, indent=1))
+        _print(json.dumps(document, indent=1))
     elif not quiet:
         from edgefuse.report.table import verdict_table
 
         encoding = sys.stdout.encoding or "ascii"
-        print(verdict_table(document, 100, encoding=encoding, paths=[str(folder / "report.html")]))
+        _print(verdict_table(document, 100, encoding=encoding, paths=[str(folder / "report.html")]))
     error = document["error"]
     if error:
-        if not as_json:
-            place = f"{error['where']}: " if error["where"] else ""
-            hint = f"\n  hint: {error['hint']}" if error["hint"] else ""
-            log = folder / "edgefuse.log"
-            _say(f"edgefuse: {place}{error['message']}{hint}\n  log: {log}")
+        place = f"{error['where']}: " if error["where"] else ""
+        hint = f"\n  hint: {error['hint']}" if error["hint"] else ""
+        _say(f"edgefuse: {place}{error['message']}{hint}\n  log: {folder / 'edgefuse.log'}")
         raise typer.Exit(document["exit_code"])
 
 
 @app.command()
 def release(
-    recipes: Annotated[list[Path], typer.Argument(help="Recipes; those with release: true are built.")],
+    recipes: Annotated[
+        list[Path], typer.Argument(help="Recipes; those with release: true are built.")
+    ],
     out: Annotated[Path, typer.Option(help="Where the bundles go.")] = Path("dist"),
     quiet: QuietOption = False,
 ) -> None:
-    """Build every recipe with release: true, measured anew; stop at the first that does not pass."""
+    """Build every recipe with release: true, measured anew; stop at the first that fails."""
     from edgefuse.command_release import release_all
 
     for line in release_all(recipes, out, quiet=quiet, command=_command_line()):
-        print(line)
+        _print(line)
 
 
 @app.command()
@@ -107,7 +109,7 @@ def push(
     """Install a bundle that passed its gates on a target; never another one."""
     from edgefuse.command_release import push_bundle
 
-    print(push_bundle(bundle, target))
+    _print(push_bundle(bundle, target))
 
 
 @app.command()
@@ -125,7 +127,7 @@ def plan(
     from edgefuse.plan import Selection
 
     rows = plan_rows(recipe, settings, target, Selection(until, start, measure))
-    print(json.dumps(rows, indent=1) if as_json else "\n".join(plan_lines(rows)))
+    _print(json.dumps(rows, indent=1) if as_json else "\n".join(plan_lines(rows)))
 
 
 @app.command()
@@ -139,7 +141,7 @@ def why(
     from edgefuse.command_inspect import why_lines, why_rows
 
     rows = why_rows(recipe, settings, target)
-    print(json.dumps(rows, indent=1) if as_json else "\n".join(why_lines(rows)))
+    _print(json.dumps(rows, indent=1) if as_json else "\n".join(why_lines(rows)))
 
 
 @app.command()
@@ -151,7 +153,7 @@ def show(
     from edgefuse.command_inspect import lineage, lineage_lines
 
     tree = lineage(artifact)
-    print(json.dumps(tree, indent=1) if as_json else "\n".join(lineage_lines(tree)))
+    _print(json.dumps(tree, indent=1) if as_json else "\n".join(lineage_lines(tree)))
 
 
 @app.command()
@@ -167,7 +169,7 @@ def init(
     from edgefuse.command_init import write_recipe
 
     for line in write_recipe(source, out, shape, force):
-        print(line)
+        _print(line)
 
 
 @app.command()
@@ -177,10 +179,10 @@ def doctor(as_json: JsonOption = False) -> None:
 
     findings = examine()
     if as_json:
-        print(json.dumps([vars(f) for f in findings], indent=1))
+        _print(json.dumps([vars(f) for f in findings], indent=1))
     else:
         for finding in findings:
-            print(finding.line)
+            _print(finding.line)
     if any(finding.level == "error" for finding in findings):
         raise typer.Exit(3)
 
@@ -190,7 +192,7 @@ def schema() -> None:
     """Print the JSON Schema of recipes, for editors."""
     from edgefuse.recipe import Recipe
 
-    print(json.dumps(Recipe.model_json_schema(by_alias=True), indent=1))
+    _print(json.dumps(Recipe.model_json_schema(by_alias=True), indent=1))
 
 
 @app.command()
@@ -200,7 +202,7 @@ def passes() -> None:
 
     for one in ordered_passes():
         after = f" (after {', '.join(one.after)})" if one.after else ""
-        print(f"{one.phase:<10} {one.name:<28} {one.summary}{after}")
+        _print(f"{one.phase:<10} {one.name:<28} {one.summary}{after}")
 
 
 @app.command()
@@ -211,7 +213,7 @@ def targets() -> None:
     for name, path in list_targets().items():
         target = load_target(str(path))
         tried = "tried on hardware" if target.tried_on_hardware else "never tried on hardware"
-        print(f"{name:<20} {target.summary} [{target.runtime}, {target.transport}; {tried}]")
+        _print(f"{name:<20} {target.summary} [{target.runtime}, {target.transport}; {tried}]")
 
 
 def _command_line() -> str:
@@ -219,8 +221,17 @@ def _command_line() -> str:
     return shlex.join(["edgefuse", *words])
 
 
+def _print(text: str) -> None:
+    """A result on stdout. A reader that has gone does not change how the command ends."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115
+
+
 def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    with contextlib.suppress(BrokenPipeError):
+        print(text, file=sys.stderr, flush=True)
 
 
 def _guarded(action: Callable[[], Any]) -> int:
@@ -228,24 +239,30 @@ def _guarded(action: Callable[[], Any]) -> int:
     try:
         action()
     except EdgefuseError as error:
-        logging.getLogger("edgefuse").debug("ended", exc_info=True)
-        if "--json" in sys.argv:
-            fields = {k: getattr(error, k) for k in ("message", "hint", "where")}
-            print(json.dumps({"error": {"kind": type(error).__name__, **fields}}, indent=1))
-        _say(f"edgefuse: {error}")
-        return error.exit_code
+        fields = {k: getattr(error, k) for k in ("message", "hint", "where")}
+        return _ended(error.exit_code, f"edgefuse: {error}", kind=type(error).__name__, **fields)
     except KeyboardInterrupt:
-        _say("edgefuse: interrupted; finished stages are kept, run again to go on")
-        return EXIT_INTERRUPTED
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        return _interrupted()
     except SystemExit as ended:
         code = ended.code
+        if code == EXIT_INTERRUPTED:  # Typer turns Ctrl-C into this, without a word.
+            return _interrupted()
         return code if isinstance(code, int) else 0 if code is None else 2
     except Exception as error:
         return _internal(error)
     return 0
+
+
+def _ended(code: int, text: str, **fields: str) -> int:
+    if "--json" in sys.argv:
+        _print(json.dumps({"error": fields, "exit_code": code}, indent=1))
+    _say(text)
+    return code
+
+
+def _interrupted() -> int:
+    text = "interrupted; finished stages are kept, run again to go on"
+    return _ended(EXIT_INTERRUPTED, f"edgefuse: {text}", kind="Interrupted", message=text)
 
 
 def _internal(error: Exception) -> int:
@@ -256,11 +273,11 @@ def _internal(error: Exception) -> int:
     descriptor, name = tempfile.mkstemp(prefix="edgefuse-", suffix=".log")
     with os.fdopen(descriptor, "w") as stream:
         stream.write("".join(traceback.format_exception(error)))
-    _say(
-        f"edgefuse: internal error: {type(error).__name__}: {error}\n"
-        f"  hint: this is a defect of edgefuse; please report it with {name}"
+    text = f"internal error: {type(error).__name__}: {error}"
+    hint = f"this is a defect of edgefuse; please report it with {name}"
+    return _ended(
+        3, f"edgefuse: {text}\n  hint: {hint}", kind="InternalError", message=text, hint=hint
     )
-    return 3
 
 
 def main() -> NoReturn:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import yaml
+
 from edgefuse.errors import UsageError
 from edgefuse.store import write_atomically
 
@@ -93,7 +95,7 @@ def write_recipe(source: str, out: Path, shape: str, force: bool) -> list[str]:
     write_atomically(
         out,
         _TEMPLATE.format(
-            name=re.sub(r"[^A-Za-z0-9_.-]", "_", name).lstrip("_.-") or "model",
+            name=_quoted(re.sub(r"[^A-Za-z0-9_.-]", "_", name).lstrip("_.-")[:64] or "model"),
             source=text,
             inputs="\n".join(f"    - {{name: {_quoted(n)}, shape: {s}}}" for n, s in inputs),
             outputs=f"  outputs: [{', '.join(map(_quoted, outputs))}]",
@@ -156,4 +158,6 @@ def _relative(path: Path, out: Path) -> str:
 
 
 def _quoted(text: str) -> str:
-    return text if re.fullmatch(r"[A-Za-z_][\w./-]*", text) else "'" + text.replace("'", "''") + "'"
+    """A YAML scalar that reads as this text: ``on``, ``null`` and ``1.0`` need quotes."""
+    plain = re.fullmatch(r"[A-Za-z_][\w./-]*", text) and yaml.safe_load(text) == text
+    return text if plain else "'" + text.replace("'", "''") + "'"

@@ -24,9 +24,7 @@ class ReleaseStopped(EdgefuseError):
         self.exit_code = exit_code
 
 
-def release_all(
-    recipes: Sequence[Path], out: Path, *, quiet: bool, command: str
-) -> Iterator[str]:
+def release_all(recipes: Sequence[Path], out: Path, *, quiet: bool, command: str) -> Iterator[str]:
     """Build every recipe with ``release: true`` into ``out/<name>/``; yields a line for each.
 
     Raises:
@@ -40,7 +38,9 @@ def release_all(
         if not recipe.release:
             continue
         if recipe.name in chosen:
-            raise RecipeError(f"{chosen[recipe.name]} has the name {recipe.name!r} too", where=str(path))
+            raise RecipeError(
+                f"{chosen[recipe.name]} has the name {recipe.name!r} too", where=str(path)
+            )
         chosen[recipe.name] = path
     if not chosen:
         raise UsageError("no recipe has release: true", hint="set it in those that are to ship")

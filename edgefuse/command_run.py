@@ -51,12 +51,33 @@ def run_recipe(
         raise_disk_error(error, folder)
     log_file = (folder / "edgefuse.log").absolute()
     console = consoles.choose(quiet=quiet, verbose=verbose)
+    for name in ("report.json", "report.html"):
+        try:
+            (folder / name).unlink(missing_ok=True)
+        except OSError as error:
+            raise_disk_error(error, folder / name)
     with _logged(log_file, command):
-        downloads = Downloads(job.store.root / "downloads", job.base, console.warn)
+
+        def say(text: str) -> None:
+            logging.getLogger("edgefuse").info("%s", text)
+            console.tell(text)
+
+        downloads = Downloads(job.store.root / "downloads", job.base, say)
         result = Runner(job, selection, folder, console, downloads, log_file).run()
         document = documents.build(job, result, command, selection.until is None)
         documents.write(document, folder)
     return document, folder
+
+
+class _LogFile(logging.FileHandler):
+    """A log that falls silent when its disk is full: the run itself reports that."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
+        pass
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            super().close()
 
 
 @contextlib.contextmanager
@@ -65,7 +86,7 @@ def _logged(path: Path, command: str) -> Iterator[None]:
     try:
         if path.is_file() and path.stat().st_size > _MAX_LOG_BYTES:
             path.unlink()
-        handler = logging.FileHandler(path, encoding="utf-8")
+        handler = _LogFile(path, encoding="utf-8")
     except OSError as error:
         raise_disk_error(error, path)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))

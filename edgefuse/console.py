@@ -5,6 +5,7 @@ Everything goes to stderr; stdout is for results.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
@@ -21,8 +22,8 @@ class Console(Protocol):
 
     def stage_ended(self, name: str, status: str, seconds: float, summary: str) -> None: ...
 
-    def note(self, text: str) -> None:
-        """A line that a user may want to know (-v)."""
+    def tell(self, text: str) -> None:
+        """A line that a user wants to know, as a download that goes on."""
 
     def warn(self, text: str) -> None: ...
 
@@ -44,14 +45,19 @@ class Quiet:
     def stage_ended(self, name: str, status: str, seconds: float, summary: str) -> None:
         pass
 
-    def note(self, text: str) -> None:
+    def tell(self, text: str) -> None:
         pass
 
     def warn(self, text: str) -> None:
-        print(f"warning: {text}", file=self.stream, flush=True)
+        self._line(f"warning: {text}")
 
     def close(self) -> None:
         pass
+
+    def _line(self, text: str) -> None:
+        """A reader of stderr that has gone does not end a run."""
+        with contextlib.suppress(BrokenPipeError):
+            print(text, file=self.stream, flush=True)
 
 
 class Lines(Quiet):
@@ -62,9 +68,6 @@ class Lines(Quiet):
         self.verbose = verbose
         self._name = ""
         self._last = 0.0
-
-    def _line(self, text: str) -> None:
-        print(text, file=self.stream, flush=True)
 
     def stage_started(self, name: str, index: int, count: int, estimate_s: float | None) -> None:
         self._name, self._last = name, time.monotonic()
@@ -81,9 +84,8 @@ class Lines(Quiet):
         took = "" if status == "reused" else f" in {seconds:.1f} s"
         self._line(f"  {name}: {status}{took}" + (f" - {summary}" if summary else ""))
 
-    def note(self, text: str) -> None:
-        if self.verbose:
-            self._line(f"  {text}")
+    def tell(self, text: str) -> None:
+        self._line(f"  {text}")
 
 
 class Bar(Lines):
@@ -117,9 +119,6 @@ class Bar(Lines):
     def _line(self, text: str) -> None:
         self._rich.print(text, markup=False, highlight=False, soft_wrap=True)
 
-    def warn(self, text: str) -> None:
-        self._line(f"warning: {text}")
-
     def stage_started(self, name: str, index: int, count: int, estimate_s: float | None) -> None:
         self._name = name
         self._bar.start()
@@ -148,7 +147,7 @@ def choose(*, quiet: bool = False, verbose: bool = False) -> Console:
     """
     stream: TextIO = sys.stderr
     if sys.stderr is sys.__stderr__:
-        stream = os.fdopen(os.dup(2), "w", encoding=sys.stderr.encoding, errors="replace")
+        stream = os.fdopen(os.dup(2), "w", encoding=sys.__stderr__.encoding, errors="replace")
     if quiet:
         return Quiet(stream)
     return Bar(verbose, stream) if stream.isatty() else Lines(verbose, stream)

@@ -7,13 +7,14 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from edgefuse.data import open_samples
+from edgefuse.data import SampleSet, open_samples
+from edgefuse.errors import RecipeError
 from edgefuse.keys import version
 from edgefuse.plan import Job
 from edgefuse.recipe import Recipe
 from edgefuse.store import Store, default_root
 from edgefuse.target import load_target
-from edgefuse.yaml_file import load
+from edgefuse.yaml_file import read_yaml, validate, with_overrides
 
 _DISTRIBUTIONS = {"litert": "ai-edge-litert", "tflite_runtime": "tflite-runtime"}
 
@@ -24,20 +25,27 @@ def make_job(path: Path, settings: Sequence[str] = (), target: str | None = None
     Raises:
         RecipeError: anything wrong in either, with file:line.
     """
-    recipe = load(path, Recipe, settings)
+    document = with_overrides(read_yaml(path), settings)
+    recipe = validate(document, Recipe)
     base = path.parent.absolute()
     store = Store(default_root())
-    board = load_target(target or recipe.target, [base])
+    try:
+        board = load_target(target or recipe.target, [base])
+    except RecipeError as error:
+        if error.where:
+            raise
+        where = "--target" if target else document.where(("target",))
+        raise RecipeError(error.message, hint=error.hint, where=where) from None
 
     @functools.cache
-    def digest_of(role: str) -> str:
+    def samples_of(role: str) -> SampleSet:
         return open_samples(
             getattr(recipe.data, role),
             preprocess=recipe.preprocess,
             inputs=recipe.model.inputs,
             base=base,
             memo=store.root / "memo.json" if store.root.is_dir() else None,
-        ).digest
+        )
 
     @functools.cache
     def fingerprint() -> str:
@@ -47,7 +55,15 @@ def make_job(path: Path, settings: Sequence[str] = (), target: str | None = None
         facts = machine(f"{distribution} {version(distribution)}")
         return str(facts["sha256"])
 
-    return Job(recipe, board, base, store, digest_of, fingerprint)
+    return Job(
+        recipe,
+        board,
+        base,
+        store,
+        digest_of=lambda role: samples_of(role).digest,
+        blobs_of=lambda role: samples_of(role).blobs,
+        fingerprint=fingerprint,
+    )
 
 
 def output_folder(job: Job, out: Path | None) -> Path:

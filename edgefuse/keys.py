@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import ast
 import functools
+import mmap
 import platform
+import re
 from collections.abc import Iterator, Mapping
 from importlib import metadata
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
 from edgefuse.artifact import digest_bytes, digest_file, digest_json
@@ -52,22 +54,61 @@ def local_file(base: Path, file: LocalFile, where: str = "") -> tuple[Path, str]
     return path, found
 
 
-def content(value: Any, base: Path) -> Any:
-    """A recipe value as it enters a key: files by content, descriptions and mirrors left out."""
+def content(value: Any, base: Path, where: str = "") -> Any:
+    """A recipe value as it enters a key: files by content, paths and mirrors left out.
+
+    Args:
+        where: the value's dotted place in the recipe, for messages.
+    """
     if isinstance(value, Blob):
         return {"sha256": value.sha256}
     if isinstance(value, LocalFile):
-        return {"sha256": local_file(base, value)[1]}
+        path, sha256 = local_file(base, value, where)
+        return {"sha256": sha256, **_external_data(path)}
     if isinstance(value, Section):
-        fields = {name: content(getattr(value, name), base) for name in type(value).model_fields}
+        fields = {
+            name: content(getattr(value, name), base, f"{where}.{name}".lstrip("."))
+            for name in type(value).model_fields
+        }
         if isinstance(value, TorchModel):
             fields["source"] = callable_digest(value.callable, base)
         return fields
     if isinstance(value, Mapping):
-        return {key: content(item, base) for key, item in sorted(value.items())}
+        return {key: content(item, base, f"{where}.{key}") for key, item in sorted(value.items())}
     if isinstance(value, tuple | list):
-        return [content(item, base) for item in value]
+        return [content(item, base, where) for item in value]
     return value
+
+
+def _external_data(path: Path) -> dict[str, Any]:
+    """Digests of the files that an .onnx keeps its weights in.
+
+    Read from the bytes of the protobuf entries ``location: NAME``, since planning imports no onnx.
+    """
+    if path.suffix.lower() != ".onnx":
+        return {}
+    with path.open("rb") as stream:
+        if not stream.seek(0, 2):
+            return {}
+        with mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            found = re.finditer(rb"\x0a\x08location\x12([\x01-\x7f])", data)
+            names = {bytes(data[m.end() : m.end() + m[1][0]]) for m in found}
+    files = {
+        name: path.parent / name
+        for raw in names
+        if (name := raw.decode("utf-8", "replace")) and "\0" not in name
+    }
+    digests = {name: digest_file(file) for name, file in sorted(files.items()) if file.is_file()}
+    return {"external_data": digests} if digests else {}
+
+
+def blobs_in(value: Any) -> Iterator[Blob]:
+    """Every Blob below a recipe value."""
+    if isinstance(value, Blob):
+        yield value
+    elif isinstance(value, Section):
+        for name in type(value).model_fields:
+            yield from blobs_in(getattr(value, name))
 
 
 def section(recipe: Recipe, dotted: str) -> Any:
@@ -80,12 +121,34 @@ def section(recipe: Recipe, dotted: str) -> Any:
 
 def static_parts(recipe: Recipe, stage: Stage, base: Path) -> dict[str, Any]:
     """The parts of a key that are known before any stage has run."""
+    written = {"written": written_recipe(recipe)} if stage.writes_recipe else {}
     return {
+        **written,
         "recipe": {"name": recipe.name, "seed": recipe.seed},
-        "config": {name: content(section(recipe, name), base) for name in stage.sections},
+        "config": {name: content(section(recipe, name), base, name) for name in stage.sections},
         "tools": {"python": platform.python_version(), **versions(stage.tools)},
         "code": code_digest(stage.run.__module__),
     }
+
+
+def written_recipe(recipe: Recipe) -> dict[str, Any]:
+    """The recipe with its defaults; absolute paths of this machine are cut to their names."""
+    sections = (n for n in Recipe.model_fields if n != "schema_version")
+    return {"schema": 1, **{name: _portable(getattr(recipe, name)) for name in sections}}
+
+
+def _portable(value: Any, key: str = "") -> Any:
+    if isinstance(value, Section):
+        fields = {n: _portable(getattr(value, n), n) for n in type(value).model_fields}
+        return {n: v for n, v in fields.items() if v is not None}
+    if isinstance(value, Mapping):
+        return {k: _portable(v) for k, v in value.items()}
+    if isinstance(value, tuple | list):
+        return [_portable(v) for v in value]
+    local = key in ("manifest", "folder", "arrays", "path")
+    if local and isinstance(value, str) and PurePath(value).is_absolute():
+        return PurePath(value).name
+    return value
 
 
 def versions(distributions: tuple[str, ...]) -> dict[str, str]:

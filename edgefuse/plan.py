@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from edgefuse.errors import UsageError
-from edgefuse.keys import differences, key_of, section, static_parts, versions
-from edgefuse.recipe import Recipe
+from edgefuse.keys import blobs_in, differences, key_of, section, static_parts, versions
+from edgefuse.recipe import Blob, Recipe
 from edgefuse.stage import STAGES, Stage
 from edgefuse.store import Damaged, Store
 from edgefuse.target import Target
@@ -25,6 +25,7 @@ class Job:
 
     Attributes:
         digest_of: the digest of a sample set by role (calibration, evaluation, report).
+        blobs_of: what a sample set downloads, by role.
         fingerprint: the digest of the machine and runtime that measurements depend on.
     """
 
@@ -33,6 +34,7 @@ class Job:
     base: Path
     store: Store
     digest_of: Callable[[str], str]
+    blobs_of: Callable[[str], Sequence[Blob]]
     fingerprint: Callable[[], str]
 
 
@@ -71,24 +73,23 @@ def stages_of(recipe: Recipe, selection: Selection = Selection()) -> list[Stage]
         UsageError: an unknown stage name, or one that this recipe does not have.
     """
     stages = {name: s for name, s in STAGES.all().items() if s.applies(recipe)}
-    graph = {
-        name: {n for n in (*s.inputs, *s.after) if n in stages} for name, s in stages.items()
-    }
+    graph = {name: {n for n in (*s.inputs, *s.after) if n in stages} for name, s in stages.items()}
     for option, name in (("--until", selection.until), ("--from", selection.start)):
         if name is not None and name not in stages:
             close = difflib.get_close_matches(name, stages, n=1)
             raise UsageError(
                 f"{option} {name}: no such stage in this recipe",
                 hint=(f"did you mean {close[0]}? " if close else "")
-                + f"stages: {', '.join(_ordered(graph))}",
+                + f"stages: {', '.join(ordered(graph))}",
             )
     wanted = set(stages) if selection.until is None else _ancestors(graph, selection.until)
     if selection.start is not None and selection.start not in wanted:
         raise UsageError(f"--from {selection.start} lies after --until {selection.until}")
-    return [stages[name] for name in _ordered(graph) if name in wanted]
+    return [stages[name] for name in ordered(graph) if name in wanted]
 
 
-def _ordered(graph: Mapping[str, set[str]]) -> list[str]:
+def ordered(graph: Mapping[str, set[str]]) -> list[str]:
+    """Names in the order their dependencies allow, ties by name."""
     sorter = graphlib.TopologicalSorter(graph)
     sorter.prepare()
     order: list[str] = []
@@ -167,9 +168,27 @@ def make_plan(job: Job, selection: Selection = Selection()) -> list[Step]:
     return steps
 
 
+def needed_blobs(job: Job, steps: Sequence[Step]) -> list[Blob]:
+    """What the stages that will run need downloaded, so that a missing network shows at once."""
+    found: dict[str, Blob] = {}
+    for step in steps:
+        if step.status == "cached":
+            continue
+        for name in step.stage.sections:
+            for blob in blobs_in(section(job.recipe, name)):
+                found.setdefault(blob.sha256, blob)
+        for role in step.stage.samples:
+            if section(job.recipe, f"data.{role}") is not None:
+                for blob in job.blobs_of(role):
+                    found.setdefault(blob.sha256, blob)
+    return list(found.values())
+
+
 def _first_change(job: Job, stage: Stage, parts: Mapping[str, Any]) -> str:
+    if job.store.has(stage.name, key_of(parts)):
+        return "its stored result is damaged"
     previous = job.store.latest(stage.name, job.recipe.name)
     if previous is None:
         return "never run"
     changed = [path for path, _, _ in differences(previous["parts"], parts)]
-    return f"changed: {', '.join(changed[:3])}" if changed else "its stored result is damaged"
+    return f"changed: {', '.join(changed[:3])}" if changed else "its stored result is gone"

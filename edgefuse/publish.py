@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
-from edgefuse.archive import unpack
+from edgefuse.archive import matches, unpack
 from edgefuse.artifact import Artifact, digest_file
 from edgefuse.stage import Stage
 from edgefuse.store import copy_atomically, raise_disk_error
@@ -26,33 +26,31 @@ def put(out: Path, recipe: str, stage: Stage, artifact: Artifact) -> str | None:
     path = out / stage.file_name.format(name=recipe)
     if not (path.is_file() and digest_file(path) == artifact.sha256):
         copy_atomically(artifact.path, path)
-    if artifact.kind == "bundle":
-        folder = out / "bundle"
-        mark = folder / "manifest.json"
-        if not mark.is_file() or _stale(folder, artifact):
-            _unpack(artifact.path, folder, artifact.sha256)
+    if artifact.kind == "bundle" and not matches(artifact.path, out / "bundle"):
+        _unpack(artifact.path, out / "bundle")
     return path.name
 
 
 def withdraw(out: Path, recipe: str, stages: Iterable[Stage]) -> None:
-    """Remove what an earlier run published for these stages: this run does not stand for it."""
+    """Remove what an earlier run published for these stages: this run does not stand for it.
+
+    Raises:
+        StoreError: it cannot be removed.
+    """
     for stage in stages:
         path = out / stage.file_name.format(name=recipe)
-        path.unlink(missing_ok=True)
-        if path.name.endswith(".bundle.tar"):
-            shutil.rmtree(out / "bundle", ignore_errors=True)
-            (out / "evidence.json").unlink(missing_ok=True)
+        try:
+            path.unlink(missing_ok=True)
+            if path.name.endswith(".bundle.tar"):
+                (out / "evidence.json").unlink(missing_ok=True)
+                if (out / "bundle").is_dir():
+                    shutil.rmtree(out / "bundle")
+        except OSError as error:
+            raise_disk_error(error, path)
 
 
-def _stale(folder: Path, artifact: Artifact) -> bool:
-    mark = folder.with_name(".bundle.sha256")
-    return not mark.is_file() or mark.read_text() != artifact.sha256
-
-
-def _unpack(archive: Path, folder: Path, sha256: str) -> None:
-    mark = folder.with_name(".bundle.sha256")
+def _unpack(archive: Path, folder: Path) -> None:
     try:
-        mark.unlink(missing_ok=True)
         temporary = Path(tempfile.mkdtemp(prefix=".tmp-bundle-", dir=folder.parent))
         try:
             unpack(archive, temporary)
@@ -61,6 +59,5 @@ def _unpack(archive: Path, folder: Path, sha256: str) -> None:
             temporary.rename(folder)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
-        mark.write_text(sha256)
     except OSError as error:
         raise_disk_error(error, folder)

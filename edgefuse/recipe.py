@@ -7,7 +7,9 @@ Schema (``edgefuse schema``) and ``configs/README.md`` are generated from them.
 
 from __future__ import annotations
 
+import difflib
 import re
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -241,6 +243,18 @@ class Fuse(Section):
     require: dict[str, Annotated[int, Field(gt=0)]] = Field(
         {}, description="Pass name -> how often it must fire, at least."
     )
+
+    @field_validator("skip", "require")
+    @classmethod
+    def _known_passes(cls, value: Any) -> Any:
+        known = sorted(p.stem for p in (Path(__file__).parent / "passes").glob("[a-z]*.py"))
+        for name in value:
+            if name not in known:
+                near = difflib.get_close_matches(name, known, n=1)
+                meant = f"; did you mean {near[0]}?" if near else ""
+                raise ValueError(f"no pass is called {name!r}{meant} (passes: {', '.join(known)})")
+        return value
+
     parity_samples: int = Field(2, gt=0)
     max_relative_error: float = Field(1e-4, gt=0, description="Of the largest |output|.")
     fold_size_limit_bytes: int = Field(

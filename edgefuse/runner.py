@@ -1,38 +1,43 @@
 """Run a plan: take each stage's result from the store or make it, publish it, gather a report.
 
 Knows no stage by name. A gate's verdict other than ``pass`` is never stored; all gates are heard
-before the run stops, and nothing that comes after them is made.
+before the run stops, and nothing that comes after them is made. The output folder holds only what
+this run stands for: whatever is not taken from the store is withdrawn before anything runs.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from edgefuse import publish
 from edgefuse.artifact import Artifact
 from edgefuse.console import Console
-from edgefuse.errors import EdgefuseError, GateFailed, Inconclusive
+from edgefuse.errors import EdgefuseError, GateFailed, Inconclusive, StoreError
 from edgefuse.fetch import Downloads
 from edgefuse.keys import key_of, local_file
-from edgefuse.plan import Job, Selection, Step, make_plan, parts_of
+from edgefuse.plan import Job, Selection, Step, make_plan, needed_blobs, parts_of
 from edgefuse.recipe import Blob, LocalFile
-from edgefuse.stage import Context, Stage, restricted
-from edgefuse.store import Damaged
+from edgefuse.stage import STAGES, Context, Stage, restricted
+from edgefuse.store import Damaged, disk_error, is_disk_error
 
 log = logging.getLogger("edgefuse")
+
+# Of several gates' errors the one that is told: a failed tool, a failed gate, an undecided one.
+_WEIGHT = {1: 1, 4: 2}
 
 
 @dataclass
 class Outcome:
-    """What became of one stage: ``ran``, ``reused``, ``failed``, ``blocked`` or ``skipped``."""
+    """What became of one stage: ``ran``, ``reused``, ``failed``, or ``blocked`` by another."""
 
     stage: Stage
-    status: str = "skipped"
+    status: Literal["ran", "reused", "failed", "blocked"] = "blocked"
     artifact: Artifact | None = None
     evidence: Mapping[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
@@ -75,6 +80,9 @@ class Runner:
         except EdgefuseError as error:
             log.exception("run ended: %s", error.message)
             self.result.error = error
+            if self.result.outcomes:
+                with contextlib.suppress(StoreError):
+                    self._withdraw()
         finally:
             self.console.close()
         return self.result
@@ -87,23 +95,38 @@ class Runner:
     def _run(self) -> None:
         steps = make_plan(self.job, self.selection)
         self.result.outcomes = [Outcome(step.stage) for step in steps]
-        publish.withdraw(self.out, self.job.recipe.name, [s.stage for s in steps if not s.key])
+        self._withdraw(keep=_certain(steps))
+        self.downloads.get_all(needed_blobs(self.job, steps))
         done: dict[str, Artifact] = {}
         failed: list[Outcome] = []
+        errors: list[EdgefuseError] = []
         for index, (step, outcome) in enumerate(zip(steps, self.result.outcomes)):
             needs = {*step.stage.inputs, *step.stage.after} & {s.stage.name for s in steps}
             if not needs <= done.keys():
-                outcome.status = "blocked"
                 continue
-            self._perform(step, outcome, done, index + 1, len(steps))
+            try:
+                self._perform(step, outcome, done, index + 1, len(steps))
+            except EdgefuseError as error:
+                if not step.stage.gate:
+                    raise
+                log.exception("%s: %s", step.stage.name, error.message)
+                errors.append(error)
+                continue
             if outcome.artifact is not None:
                 done[step.stage.name] = outcome.artifact
             else:
                 failed.append(outcome)
-        not_made = [o.stage for o in self.result.outcomes if o.artifact is None]
-        publish.withdraw(self.out, self.job.recipe.name, not_made)
+        self._withdraw()
         if failed:
-            raise _verdict_error(failed)
+            errors.append(_verdict_error(failed))
+        if errors:
+            raise min(errors, key=lambda error: _WEIGHT.get(error.exit_code, 0))
+
+    def _withdraw(self, keep: Collection[str] = ()) -> None:
+        """Remove earlier files of the recipe's stages, except those made or named in ``keep``."""
+        made = {o.stage.name for o in self.result.outcomes if o.artifact is not None}
+        gone = [s for s in STAGES.all().values() if s.name not in made and s.name not in keep]
+        publish.withdraw(self.out, self.job.recipe.name, gone)
 
     def _perform(
         self, step: Step, outcome: Outcome, done: Mapping[str, Artifact], index: int, count: int
@@ -113,14 +136,13 @@ class Runner:
         parts = parts_of(job, stage, {name: a.sha256 for name, a in inputs.items()})
         key = key_of(parts)
         start = time.monotonic()
-        with job.store.lock(key):
+        with job.store.lock(key, lambda: self.console.tell(f"{stage.name}: another run makes it")):
             artifact = None if step.forced else self._cached(stage, key)
             if artifact is None:
                 previous = job.store.latest(stage.name, job.recipe.name)
                 estimate = previous["seconds"] if previous else None
                 self.console.stage_started(stage.name, index, count, estimate)
                 outcome.status = "failed"
-                publish.withdraw(self.out, job.recipe.name, [stage])
                 try:
                     artifact = self._make(stage, key, parts, inputs, outcome)
                 finally:
@@ -159,9 +181,16 @@ class Runner:
         start = time.monotonic()
         log.info("%s: started, key %s", stage.name, key)
         with job.store.work_folder() as work:
-            product = stage.run(inputs, restricted(job.recipe, stage), self._context(stage, work))
+            context = self._context(stage, work)
+            try:
+                product = stage.run(inputs, restricted(job.recipe, stage), context)
+            except OSError as error:
+                if not is_disk_error(error):
+                    raise
+                raise disk_error(error, work) from error
             outcome.evidence = product.evidence
             if stage.gate and product.evidence.get("verdict") != "pass":
+                job.store.drop(stage.name, key)
                 return None
             return job.store.put(
                 product,
@@ -206,6 +235,16 @@ class Runner:
             target=job.target,
             file_name=stage.file_name.format(name=job.recipe.name),
         )
+
+
+def _certain(steps: Sequence[Step]) -> set[str]:
+    """Stages whose stored results this run will take, since all before them are stored too."""
+    certain: set[str] = set()
+    names = {step.stage.name for step in steps}
+    for step in steps:
+        if step.status == "cached" and {*step.stage.inputs, *step.stage.after} & names <= certain:
+            certain.add(step.stage.name)
+    return certain
 
 
 def _verdict_error(failed: list[Outcome]) -> EdgefuseError:

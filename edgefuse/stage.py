@@ -81,6 +81,7 @@ class Stage:
         target_fields: fields of the target it reads.
         tools: distributions whose versions enter the key.
         file_name: name of its product, ``{name}`` being the recipe's.
+        writes_recipe: whether its product holds the recipe as written, mirrors included.
         applies: whether the recipe has this stage at all.
         gate: its product is a verdict; only ``pass`` is kept.
         measures: the result depends on the machine and the moment (``--measure`` repeats it).
@@ -97,6 +98,7 @@ class Stage:
     samples: tuple[str, ...] = ()
     target_fields: tuple[str, ...] = ()
     tools: tuple[str, ...] = ()
+    writes_recipe: bool = False
     applies: Callable[[Recipe], bool] = _always
     gate: bool = False
     measures: bool = False

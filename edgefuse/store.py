@@ -4,6 +4,7 @@
 
     objects/ab/<sha256>          bytes, immutable
     entries/<stage>/<key>.json   what a stage made under a cache key, with the key's parts
+    entries/<stage>/<recipe>.latest   the key it last made for a recipe
     locks/<key>                  held while a key is being made, so that two runs share the work
     work/xxxx/                   private folders of running stages
 
@@ -20,8 +21,8 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -41,9 +42,18 @@ def default_root() -> Path:
     return (Path(home) if home else Path.home() / ".cache") / "edgefuse"
 
 
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO)
+
+
+def is_disk_error(error: OSError) -> bool:
+    """Whether the disk, and not our code, is to blame."""
+    return error.errno in (*_FULL, *_REFUSED)
+
+
 def disk_error(error: OSError, place: Path) -> StoreError:
     """An OSError in the user's words."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+    if error.errno in _FULL:
         return StoreError(
             "no space left on the disk",
             where=str(place),
@@ -89,8 +99,16 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 def copy_atomically(source: Path, path: Path) -> None:
-    """Copy a file so that ``path`` is the whole new content or untouched."""
-    write_atomically(path, source.read_bytes())
+    """Copy a file so that ``path`` is the whole new content or untouched.
+
+    Raises:
+        StoreError: the source cannot be read; full disk, missing permission.
+    """
+    try:
+        data = source.read_bytes()
+    except OSError as error:
+        raise StoreError(f"cannot be read: {error.strerror}", where=str(source)) from error
+    write_atomically(path, data)
 
 
 class Store:
@@ -104,6 +122,9 @@ class Store:
 
     def _entry_path(self, stage: str, key: str) -> Path:
         return self.root / "entries" / stage / f"{key}.json"
+
+    def _latest_path(self, stage: str, recipe: str) -> Path:
+        return self.root / "entries" / stage / f"{recipe}.latest"
 
     def has(self, stage: str, key: str) -> bool:
         return self._entry_path(stage, key).is_file()
@@ -196,6 +217,7 @@ class Store:
         body = json.loads(json.dumps(body))
         text = json.dumps({"digest": digest_json(body), "record": body}, sort_keys=True)
         write_atomically(self._entry_path(stage, key), text.encode())
+        write_atomically(self._latest_path(stage, recipe), key.encode())
         return Artifact(
             kind=product.kind,
             path=path,
@@ -209,22 +231,20 @@ class Store:
         )
 
     def latest(self, stage: str, recipe: str) -> dict[str, Any] | None:
-        """The newest intact entry that a recipe of this name made, for `why` and estimates."""
-        folder = self.root / "entries" / stage
-        if not folder.is_dir():
+        """The entry that a recipe of this name made last, for `why` and estimates."""
+        try:
+            key = self._latest_path(stage, recipe).read_text(encoding="ascii")
+            return self.entry(stage, key)
+        except (OSError, ValueError, Damaged):
             return None
-        for path in sorted(folder.glob("*.json"), key=lambda p: -p.stat().st_mtime_ns):
-            try:
-                record = self.entry(stage, path.stem)
-            except Damaged:
-                continue
-            if record["recipe"] == recipe:
-                return record
-        return None
 
     @contextmanager
-    def lock(self, key: str) -> Iterator[None]:
-        """Hold a key. A second run waits here and then finds the first one's result."""
+    def lock(self, key: str, waiting: Callable[[], None] = lambda: None) -> Iterator[None]:
+        """Hold a key. A second run waits here and then finds the first one's result.
+
+        Args:
+            waiting: called once when another process holds the key.
+        """
         path = self.root / "locks" / key
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -232,7 +252,11 @@ class Store:
         except OSError as error:
             raise_disk_error(error, path)
         with stream:
-            fcntl.flock(stream, fcntl.LOCK_EX)
+            try:
+                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                waiting()
+                fcntl.flock(stream, fcntl.LOCK_EX)
             yield
 
     @contextmanager
@@ -255,7 +279,11 @@ class Store:
                 shutil.rmtree(folder, ignore_errors=True)
 
     def size_bytes(self) -> int:
-        return sum(p.stat().st_size for p in self.root.rglob("*") if p.is_file())
+        total = 0
+        for path in self.root.rglob("*"):
+            with suppress(FileNotFoundError):
+                total += path.lstat().st_size if path.is_file() else 0
+        return total
 
 
 def _sweep(parent: Path) -> None:

@@ -75,13 +75,15 @@ def read_yaml(path: Path) -> Document:
             data = _build(loader, node, (), lines, path) if node is not None else None
         finally:
             loader.dispose()
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{path}:{mark.line + 1}" if mark else str(path)
         problem = getattr(error, "problem", None) or str(error)
         raise RecipeError(f"not valid YAML: {problem}", where=where) from None
     except RecursionError:
-        raise RecipeError("YAML nested too deeply, or an alias of itself", where=str(path)) from None
+        raise RecipeError(
+            "YAML nested too deeply, or an alias of itself", where=str(path)
+        ) from None
     if not isinstance(data, dict):
         raise RecipeError("expected a mapping of keys at the top", where=str(path))
     return Document(path, data, lines)
@@ -101,8 +103,8 @@ def with_overrides(document: Document, settings: Sequence[str]) -> Document:
             raise RecipeError(f"--set {text}: expected KEY.PATH=VALUE")
         path: KeyPath = tuple(int(k) if k.isdigit() else k for k in keys.strip().split("."))
         try:
-            parsed = yaml.load(value, Loader=_Loader)
-        except yaml.YAMLError:
+            parsed = yaml.load(value, Loader=_Loader)  # noqa: S506 - a safe loader
+        except (yaml.YAMLError, ValueError):
             raise RecipeError(f"--set {text}: the value is not valid YAML") from None
         place: Any = data
         for index, key in enumerate(path):
@@ -150,14 +152,18 @@ def _build(
     lines.setdefault(path, node.start_mark.line + 1)
     if isinstance(node, yaml.MappingNode):
         result: dict[str, Any] = {}
+        written = [id(key_node) for key_node, _ in node.value]
         loader.flatten_mapping(node)
+        seen: set[str] = set()
         for key_node, value_node in node.value:
             line = key_node.start_mark.line + 1
             key = loader.construct_object(key_node, deep=True)
             if not isinstance(key, str):
                 raise RecipeError(f"a key must be text, not {key!r}", where=f"{file}:{line}")
-            if key in result:
+            if key in seen:
                 raise RecipeError(f"key {key!r} is given twice", where=f"{file}:{line}")
+            if id(key_node) in written:  # Keys merged with << come first and may be overridden.
+                seen.add(key)
             lines[(*path, key)] = line
             result[key] = _build(loader, value_node, (*path, key), lines, file)
         return result
@@ -195,7 +201,9 @@ def _relevant(errors: Sequence[ErrorDetails]) -> list[ErrorDetails]:
             continue
         alternatives: dict[Any, list[ErrorDetails]] = {}
         for error in group:
-            alternatives.setdefault(error["loc"][len(location) : len(location) + 1], []).append(error)
+            alternatives.setdefault(error["loc"][len(location) : len(location) + 1], []).append(
+                error
+            )
         by_fit = sorted(
             alternatives.values(),
             key=lambda es: (any(_wrong_shape(e) for e in es), len(es)),
@@ -234,7 +242,9 @@ def _describe(
     shown = f" (found: {value!r})" if not isinstance(value, dict | list) else ""
     hint = ""
     if kind == "literal_error" and isinstance(value, str):
-        options = [o.strip("' ") for o in str(error["ctx"]["expected"]).replace(" or ", ",").split(",")]
+        options = [
+            o.strip("' ") for o in str(error["ctx"]["expected"]).replace(" or ", ",").split(",")
+        ]
         close = difflib.get_close_matches(value, options, n=1, cutoff=0.4)
         hint = f"did you mean {close[0]!r}?" if close else ""
     return where, f"{dotted}: {text[:1].lower() + text[1:]}{shown}", hint

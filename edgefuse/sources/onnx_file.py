@@ -1,4 +1,4 @@
-"""An ONNX file, checked and pinned: everything that would surprise a later stage is refused here."""
+"""An ONNX file, checked and pinned: whatever would surprise a later stage is refused here."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 from edgefuse.errors import RecipeError, SourceError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from edgefuse.recipe import Model
 
 _OPSETS = range(7, 24)
@@ -37,7 +39,11 @@ def load(path: Path, model: Model) -> Any:
             hint="export it again; `python -m onnx.checker` reads it too",
         ) from error
     if not proto.graph.node:
-        raise SourceError("the ONNX graph has no nodes", where=where)
+        raise SourceError(
+            "the ONNX graph has no nodes",
+            where=where,
+            hint="the file is empty or no model: export it again",
+        )
     _load_external(proto, path)
     _check_opsets(proto, where)
     _check_training(proto, where)
@@ -46,9 +52,8 @@ def load(path: Path, model: Model) -> Any:
     try:
         onnx.checker.check_model(proto, full_check=True)
     except Exception as error:
-        text = " ".join(str(error).split())[:300]
         raise SourceError(
-            f"the ONNX checker refuses it: {text}",
+            f"the ONNX checker refuses it: {_one_line(error)}",
             where=where,
             hint="an unsupported operator or a broken graph: export it again",
         ) from error
@@ -61,7 +66,7 @@ def _load_external(proto: Any, path: Path) -> None:
 
     for tensor in _get_all_tensors(proto):
         if uses_external_data(tensor):
-            location = next(e.value for e in tensor.external_data if e.key == "location")
+            location = next((e.value for e in tensor.external_data if e.key == "location"), "")
             if not (path.parent / location).is_file():
                 raise SourceError(
                     f"external data missing: {location} (tensor {tensor.name})",
@@ -71,7 +76,11 @@ def _load_external(proto: Any, path: Path) -> None:
     try:
         onnx.load_external_data_for_model(proto, str(path.parent))
     except Exception as error:
-        raise SourceError(f"external data cannot be read: {error}", where=str(path)) from error
+        raise SourceError(
+            f"external data cannot be read: {_one_line(error)}",
+            where=str(path),
+            hint="the data file is cut short or of another export: save both again",
+        ) from error
     for tensor in _get_all_tensors(proto):
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
             del tensor.external_data[:]
@@ -79,32 +88,56 @@ def _load_external(proto: Any, path: Path) -> None:
 
 
 def _check_opsets(proto: Any, where: str) -> None:
-    local = {function.domain for function in proto.functions}
+    import onnx
+
+    version = 0
     for opset in proto.opset_import:
         if opset.domain in _STANDARD:
-            if opset.version not in _OPSETS:
+            version = opset.version
+            if version not in _OPSETS:
                 raise SourceError(
-                    f"opset {opset.version} is not supported "
-                    f"({_OPSETS.start} to {_OPSETS.stop - 1} are)",
+                    f"opset {version} is not supported ({_OPSETS.start} to {_OPSETS.stop - 1} are)",
                     where=where,
                     hint="export with another opset_version, or use onnx.version_converter",
                 )
-    for node in proto.graph.node:
-        if node.domain not in _STANDARD and node.domain not in local:
+    local = {(function.domain, function.name) for function in proto.functions}
+    for node in _nodes(proto):
+        if (node.domain, node.op_type) in local:
+            continue
+        standard = node.domain in _STANDARD
+        if not standard or not onnx.defs.has(node.op_type, version, ""):
+            name = node.op_type if standard else f"{node.domain}.{node.op_type}"
+            age = f" in opset {version}" if standard and onnx.defs.has(node.op_type, "") else ""
             raise SourceError(
-                f"unsupported operator {node.domain}.{node.op_type} (node {node.name!r})",
+                f"unsupported operator {name}{age} (node {node.name!r})",
                 where=where,
                 hint="only standard ONNX operators can be converted: replace it in the model",
             )
 
 
-def _check_training(proto: Any, where: str) -> None:
-    constants = {tensor.name: tensor for tensor in proto.graph.initializer}
-    for node in proto.graph.node:
-        flag = next((a.i for a in node.attribute if a.name == "training_mode"), 0)
-        if node.op_type == "Dropout" and len(node.input) > 2 and node.input[2] in constants:
-            import onnx
+def _nodes(proto: Any) -> Iterator[Any]:
+    """Every node, those of subgraphs and functions too."""
+    pending = [proto.graph, *proto.functions]
+    while pending:
+        for node in pending.pop().node:
+            yield node
+            pending += [a.g for a in node.attribute if a.HasField("g")]
+            pending += [graph for a in node.attribute for graph in a.graphs]
 
+
+def _check_training(proto: Any, where: str) -> None:
+    import onnx
+
+    constants = {tensor.name: tensor for tensor in proto.graph.initializer}
+    for node in _nodes(proto):
+        held = next((a.t for a in node.attribute if a.name == "value"), None)
+        if node.op_type == "Constant" and held is not None:
+            constants[node.output[0]] = held
+    for node in _nodes(proto):
+        flag = next((a.i for a in node.attribute if a.name == "training_mode"), 0)
+        if node.op_type == "BatchNormalization" and len(list(filter(None, node.output))) > 1:
+            flag = 1
+        if node.op_type == "Dropout" and len(node.input) > 2 and node.input[2] in constants:
             flag = int(onnx.numpy_helper.to_array(constants[node.input[2]]).item())
         if flag:
             raise SourceError(
@@ -118,11 +151,12 @@ def _check_finite(proto: Any, where: str) -> None:
     import numpy as np
     import onnx
 
-    for tensor in proto.graph.initializer:
+    held = (a.t for node in _nodes(proto) for a in node.attribute if a.HasField("t"))
+    for tensor in (*proto.graph.initializer, *held):
         array = onnx.numpy_helper.to_array(tensor)
         if np.issubdtype(array.dtype, np.floating) and np.isnan(array).any():
             raise SourceError(
-                f"weights hold NaN in {tensor.name}",
+                f"weights hold NaN in {tensor.name or 'a constant'}",
                 where=where,
                 hint="the training diverged or the file is damaged: take another checkpoint",
             )
@@ -164,7 +198,14 @@ def _pin_inputs(proto: Any, model: Model, where: str) -> None:
     del proto.graph.value_info[:]
     for output in proto.graph.output:
         output.type.tensor_type.ClearField("shape")
-    inferred = onnx.shape_inference.infer_shapes(proto, strict_mode=False, data_prop=True)
+    try:
+        inferred = onnx.shape_inference.infer_shapes(proto, strict_mode=False, data_prop=True)
+    except Exception as error:
+        raise SourceError(
+            f"shapes cannot be inferred: {_one_line(error)}",
+            where=where,
+            hint="check model.inputs; a batch other than the exported one may not fit",
+        ) from error
     proto.CopyFrom(inferred)
     for output in proto.graph.output:
         shape_field = output.type.tensor_type.shape
@@ -176,3 +217,7 @@ def _pin_inputs(proto: Any, model: Model, where: str) -> None:
                 where=where,
                 hint="export the model with static shapes, or pin every input in model.inputs",
             )
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300]

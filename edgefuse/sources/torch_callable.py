@@ -8,9 +8,8 @@ from __future__ import annotations
 import difflib
 import importlib
 import sys
-import traceback
 from collections.abc import Callable, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,16 +33,24 @@ def load(model: TorchModel, seed: int, context: Context) -> torch.nn.Module:
     """
     torch = import_torch()
     torch.manual_seed(seed)
-    module = _call(_find(model.callable, context.base), model)
+    with _importable(context.base):
+        module = _call(_find(model.callable, context.base), model)
     if not isinstance(module, torch.nn.Module):
         raise RecipeError(
-            f"model.torch.callable: {model.callable} returned {type(module).__name__}, "
-            "not a torch.nn.Module",
+            f"{model.callable} returned {type(module).__name__}, not a torch.nn.Module",
+            where="model.torch.callable",
             hint="return the module itself, built and not yet exported",
         )
     if module.training:
         context.warn(f"{model.callable} returned a model in training mode: switched to eval mode")
-    module.eval()
+    try:
+        module.eval()
+    except Exception as error:
+        raise SourceError(
+            f"eval() failed: {_one_line(error)}",
+            where=model.callable,
+            hint="let its train() accept mode=False; a model is exported as it predicts",
+        ) from error
     still = [name or "the model" for name, part in module.named_modules() if part.training]
     if still:
         raise SourceError(
@@ -80,36 +87,42 @@ def _importable(base: Path) -> Iterator[None]:
         yield
     finally:
         for entry in added:
-            sys.path.remove(entry)
+            with suppress(ValueError):
+                sys.path.remove(entry)
 
 
 def _find(spec: str, base: Path) -> Callable[..., Any]:
     module_name, _, attribute = spec.partition(":")
     where = "model.torch.callable"
-    with _importable(base):
-        try:
-            found: Any = importlib.import_module(module_name)
-        except ModuleNotFoundError as error:
-            raise RecipeError(
-                f"{where}: cannot import {module_name!r}: {error}",
-                hint=f"modules are found beside the recipe ({base}), in the working folder, "
-                "or installed",
-            ) from error
-        except Exception as error:
-            raise RecipeError(
-                f"{where}: importing {module_name!r} failed: {_last_line(error)}"
-            ) from error
+    try:
+        found: Any = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        raise RecipeError(
+            f"cannot import {module_name!r}: {error}",
+            where=where,
+            hint=f"modules are found beside the recipe ({base}), in the working folder, "
+            "or installed",
+        ) from error
+    except (Exception, SystemExit) as error:
+        raise RecipeError(
+            f"importing {module_name!r} failed: {_one_line(error)}",
+            where=where,
+            hint='correct the module; what only a script does belongs under __name__ == "__main__"',
+        ) from error
     for name in attribute.split("."):
         if not hasattr(found, name):
             names = [n for n in dir(found) if not n.startswith("_")]
             close = difflib.get_close_matches(name, names, n=1)
             raise RecipeError(
-                f"{where}: {module_name!r} has no {attribute!r}",
-                hint=f"did you mean {close[0]!r}?" if close else "",
+                f"{module_name!r} has no {attribute!r}",
+                where=where,
+                hint=f"did you mean {close[0]!r}?" if close else "name a function or a class of it",
             )
         found = getattr(found, name)
     if not callable(found):
-        raise RecipeError(f"{where}: {spec} is not callable")
+        raise RecipeError(
+            f"{spec} is not callable", where=where, hint="name a function or class that builds it"
+        )
     return found  # type: ignore[no-any-return]
 
 
@@ -118,9 +131,9 @@ def _call(build: Callable[..., Any], model: TorchModel) -> Any:
         return build(**model.arguments)
     except EdgefuseError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise SourceError(
-            f"{model.callable} failed: {_last_line(error)}",
+            f"{model.callable} failed: {_one_line(error)}",
             where="model.torch.callable",
             hint="call it by hand with model.torch.arguments; the log has the traceback",
         ) from error
@@ -132,13 +145,19 @@ def _load_state(module: torch.nn.Module, path: Path, name: str) -> None:
         loaded = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
         raise SourceError(
-            f"not a PyTorch state dict: {_last_line(error)}",
+            f"not a PyTorch state dict ({type(error).__name__})",
             where=str(path),
             hint="save it with torch.save(model.state_dict(), ...); pickled code is never run",
         ) from error
     state = loaded.get("state_dict", loaded) if isinstance(loaded, Mapping) else loaded
-    if not isinstance(state, Mapping) or not all(isinstance(v, torch.Tensor) for v in state.values()):
-        raise SourceError("does not hold a mapping of names to tensors", where=str(path))
+    if not isinstance(state, Mapping) or not all(
+        isinstance(key, str) and isinstance(value, torch.Tensor) for key, value in state.items()
+    ):
+        raise SourceError(
+            "does not hold a mapping of names to tensors",
+            where=str(path),
+            hint="save it with torch.save(model.state_dict(), ...)",
+        )
     expected = module.state_dict()
     problems = [f"missing {key}" for key in sorted(expected.keys() - state.keys())]
     problems += [f"unexpected {key}" for key in sorted(state.keys() - expected.keys())]
@@ -168,5 +187,5 @@ def _check_finite(module: torch.nn.Module, name: str) -> None:
             )
 
 
-def _last_line(error: BaseException) -> str:
-    return traceback.format_exception_only(type(error), error)[-1].strip()[:400]
+def _one_line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:400]

@@ -34,7 +34,10 @@ def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Pro
 
     path = context.work / context.file_name
     feeds = take(
-        context.samples("evaluation"), context.downloads, recipe.convert.parity_samples, recipe.model.batch
+        context.samples("evaluation"),
+        context.downloads,
+        recipe.convert.parity_samples,
+        recipe.model.batch,
     )
     if "fuse" in inputs:
         evidence = _convert(inputs["fuse"], path, feeds, recipe, context)

@@ -39,7 +39,10 @@ def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Pro
     from edgefuse.graph.verify import run_onnx
 
     feeds = take(
-        context.samples("evaluation"), context.downloads, recipe.export.parity_samples, recipe.model.batch
+        context.samples("evaluation"),
+        context.downloads,
+        recipe.export.parity_samples,
+        recipe.model.batch,
     )
     context.progress(1, 4, "source")
     raw = context.work / "raw.onnx"
@@ -94,7 +97,8 @@ def _from_torch(
     assert recipe.model.torch is not None
     torch = torch_callable.import_torch()
     torch.manual_seed(recipe.seed)
-    module = torch_callable.load(recipe.model.torch, recipe.seed, context)
+    with _to_log(context.log):
+        module = torch_callable.load(recipe.model.torch, recipe.seed, context)
     names = [i.name for i in recipe.model.inputs]
     outputs = list(recipe.model.outputs)
     arguments = [tuple(torch.from_numpy(feed[n].copy()) for n in names) for feed in feeds]
@@ -116,6 +120,8 @@ def _from_torch(
                 verbose=False,
             )
             program.save(str(raw))
+        except OSError:
+            raise
         except Exception as error:
             text = str(error).strip().splitlines()
             raise SourceError(
@@ -140,10 +146,17 @@ def _predict(module: Any, tensors: tuple[Any, ...], outputs: list[str]) -> list[
             hint="check names, order and shapes against forward()",
         ) from error
     leaves = _pytree.tree_leaves(result)
+    if strange := [type(leaf).__name__ for leaf in leaves if not hasattr(leaf, "detach")]:
+        raise SourceError(
+            f"the model returns {strange[0]} beside tensors",
+            where="model.outputs",
+            hint="wrap it in a module whose forward() returns tensors only",
+        )
     if len(leaves) != len(outputs):
         raise SourceError(
             f"the model has {len(leaves)} outputs, model.outputs names {len(outputs)}",
             where="model.outputs",
+            hint="name every output of forward(), in its order",
         )
     return [leaf.detach().numpy() for leaf in leaves]
 

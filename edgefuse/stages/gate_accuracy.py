@@ -61,9 +61,7 @@ def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Pro
     checks = []
     figures: dict[str, Any] = {"samples": n, "source_pictures": len(set(groups))}
     scores, quantised = reference[0], candidate[0]
-    agreement = metrics.agreement_bound(
-        metrics.agreements(scores, quantised), groups, **resampling
-    )
+    agreement = metrics.agreement_bound(metrics.agreements(scores, quantised), groups, **resampling)
     figures["agreement_percent"] = round(agreement.point, 3)
     if gate.min_agreement_percent is not None:
         checks.append(
@@ -83,7 +81,7 @@ def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Pro
         value, bound = (ratio.point, ratio.bound) if ratio else (999.0, 999.0)
         checks.append(Check("sqnr", value, bound, ">=", gate.min_sqnr_db, "dB", n))
     if samples.labelled:
-        labels = [entry.label for entry in samples.entries]
+        labels = [entry.label for entry in samples.entries if entry.label is not None]
         figures |= _labelled(scores, quantised, labels)
         if gate.max_drop_points is not None:
             hits = [metrics.top_k_hits(s, labels) for s in (scores, quantised)]
@@ -142,7 +140,9 @@ def _labelled(scores: Any, quantised: Any, labels: list[Any]) -> dict[str, Any]:
     """Top-1 and top-5 of both, with Wilson's two-sided 95% interval, in percent."""
     from edgefuse import metrics
 
-    found: dict[str, Any] = {"drop_points": round(metrics.drop_points(scores, quantised, labels), 3)}
+    found: dict[str, Any] = {
+        "drop_points": round(metrics.drop_points(scores, quantised, labels), 3)
+    }
     for k in (1, 5):
         if scores.shape[1] <= k:
             continue
@@ -154,9 +154,7 @@ def _labelled(scores: Any, quantised: Any, labels: list[Any]) -> dict[str, Any]:
     return found
 
 
-def _report(
-    inputs: Mapping[str, Artifact], recipe: Recipe, context: Context
-) -> dict[str, Any]:
+def _report(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> dict[str, Any]:
     from edgefuse import metrics
     from edgefuse.data import require_labels
 

@@ -20,17 +20,17 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Mapping
-from pathlib import PurePath
 from typing import Any
 
 from edgefuse import __version__
 from edgefuse.archive import pack
 from edgefuse.artifact import Artifact, Product, digest_bytes
-from edgefuse.keys import versions
-from edgefuse.recipe import Recipe, Section
+from edgefuse.keys import versions, written_recipe
+from edgefuse.recipe import Recipe
 from edgefuse.stage import Context, stage
 
 _TOOLS = ("ai-edge-litert", "ai-edge-quantizer", "numpy", "onnx", "onnx2tf", "tensorflow", "torch")
+_SECTIONS = tuple(n for n in Recipe.model_fields if n not in ("schema_version", "name", "seed"))
 
 
 @stage(
@@ -39,7 +39,8 @@ _TOOLS = ("ai-edge-litert", "ai-edge-quantizer", "numpy", "onnx", "onnx2tf", "te
     file_name="{name}.bundle.tar",
     inputs=("export", "fuse", "convert", "quantize"),
     after=("check", "gate_accuracy", "gate_memory", "gate_latency"),
-    sections=tuple(name for name in Recipe.model_fields if name not in ("schema_version", "name")),
+    sections=_SECTIONS,
+    writes_recipe=True,
     samples=("evaluation",),
     tools=_TOOLS,
 )
@@ -48,7 +49,7 @@ def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Pro
     members: dict[str, bytes] = {
         f"models/{name}_float32.tflite": inputs["convert"].path.read_bytes(),
         f"models/{name}_full_integer_quant.tflite": inputs["quantize"].path.read_bytes(),
-        "recipe.json": _json(resolved(recipe)),
+        "recipe.json": _json(written_recipe(recipe)),
     }
     if recipe.preprocess is not None:
         members["preprocessing.json"] = _json(recipe.preprocess.model_dump(mode="json"))
@@ -79,26 +80,6 @@ def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Pro
     pack(members, path)
     evidence = {"summary": f"{len(members)} files, {path.stat().st_size / 1e6:.1f} MB"}
     return Product("bundle", path, evidence=evidence)
-
-
-def resolved(recipe: Recipe) -> dict[str, Any]:
-    """The recipe with its defaults; absolute paths of this machine are cut to their names."""
-    sections = (n for n in Recipe.model_fields if n != "schema_version")
-    return {"schema": 1, **{name: _portable(getattr(recipe, name)) for name in sections}}
-
-
-def _portable(value: Any, key: str = "") -> Any:
-    if isinstance(value, Section):
-        fields = {n: _portable(getattr(value, n), n) for n in type(value).model_fields}
-        return {n: v for n, v in fields.items() if v is not None}
-    if isinstance(value, Mapping):
-        return {k: _portable(v) for k, v in value.items()}
-    if isinstance(value, tuple | list):
-        return [_portable(v) for v in value]
-    local = key in ("manifest", "folder", "arrays", "path")
-    if local and isinstance(value, str) and PurePath(value).is_absolute():
-        return PurePath(value).name
-    return value
 
 
 def _golden(
@@ -140,11 +121,10 @@ def _npy(array: Any) -> bytes:
     import numpy as np
 
     stream = io.BytesIO()
-    np.lib.format.write_array(stream, np.ascontiguousarray(array), version=(1, 0))
+    npy: Any = np.lib.format
+    npy.write_array(stream, np.ascontiguousarray(array), version=(1, 0))
     return stream.getvalue()
 
 
 def _json(data: Any) -> bytes:
     return (json.dumps(data, sort_keys=True, indent=1, ensure_ascii=False) + "\n").encode()
-
-
