@@ -93,11 +93,11 @@ class TorchModel(Section):
 class TensorShape(Section):
     """One model input."""
 
-    name: str = Field(min_length=1)
+    name: str = Field(min_length=1, description="As the samples, the ONNX and the TFLite call it.")
     shape: tuple[Annotated[int, Field(gt=0, strict=True)], ...] = Field(
         min_length=1, description="Static shape, batch first, in the source model's layout."
     )
-    dtype: Literal["float32"] = "float32"
+    dtype: Literal["float32"] = Field("float32", description="Of the source model's input.")
 
 
 class Model(Section):
@@ -168,7 +168,7 @@ class Crops(Section):
     """Seeded square crops of each picture, spread evenly over the pictures."""
 
     count: int = Field(gt=0, description="Crops in all.")
-    seed: int = Field(0, ge=0)
+    seed: int = Field(0, ge=0, description="Places the crops.")
     min_fraction: float = Field(
         0.5, gt=0, le=1, description="Least side of a crop, as a fraction of the short side."
     )
@@ -177,7 +177,7 @@ class Crops(Section):
 class Split(Section):
     """A seeded shuffle of a folder, cut in two: give exactly one of first, after."""
 
-    seed: int = Field(0, ge=0)
+    seed: int = Field(0, ge=0, description="Shuffles; both parts need the same.")
     first: int | None = Field(None, gt=0, description="Take the first N.")
     after: int | None = Field(None, ge=0, description="Take all but the first N.")
 
@@ -255,7 +255,7 @@ class Fuse(Section):
                 raise ValueError(f"no pass is called {name!r}{meant} (passes: {', '.join(known)})")
         return value
 
-    parity_samples: int = Field(2, gt=0)
+    parity_samples: int = Field(2, gt=0, description="Real samples compared with the unfused.")
     max_relative_error: float = Field(1e-4, gt=0, description="Of the largest |output|.")
     fold_size_limit_bytes: int = Field(
         1 << 22, gt=0, description="Constant folding never makes a larger constant."
@@ -265,7 +265,7 @@ class Fuse(Section):
 class Convert(Section):
     """Fused ONNX to float TFLite."""
 
-    parity_samples: int = Field(4, gt=0)
+    parity_samples: int = Field(4, gt=0, description="Real samples compared with the fused ONNX.")
     max_relative_error: float = Field(1e-4, gt=0, description="Of the largest |output|.")
     timeout_s: int = Field(600, gt=0, description="Limit of the converter's child process.")
 
@@ -273,7 +273,9 @@ class Convert(Section):
 class Quantize(Section):
     """Float TFLite to full-integer TFLite: per-channel int8 weights, int8 activations."""
 
-    ranges: Literal["percentile", "minmax"] = "percentile"
+    ranges: Literal["percentile", "minmax"] = Field(
+        "percentile", description="Whether the rarest values of an activation are cut, or kept."
+    )
     tail_percent: float = Field(
         0.01, ge=0, lt=50, description="Cut from each end of a tensor's values (percentile)."
     )
@@ -295,8 +297,12 @@ class Check(Section):
 class AccuracyGate(Section):
     """On data.evaluation, judged by the one-sided 95% bound, resampled by source picture."""
 
-    min_agreement_percent: float | None = Field(None, gt=0, le=100)
-    min_sqnr_db: float | None = Field(None)
+    min_agreement_percent: float | None = Field(
+        None, gt=0, le=100, description="Samples whose first class is the float model's."
+    )
+    min_sqnr_db: float | None = Field(
+        None, description="Signal of the float outputs to the error of the int8 ones."
+    )
     max_drop_points: float | None = Field(None, ge=0, description="Top-1; needs labels.")
     resamples: int = Field(2000, ge=200, description="Bootstrap resamples.")
 

@@ -1,0 +1,82 @@
+"""The generated pages are what the code says, and the check notices when they are not."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from edgefuse import docs
+from edgefuse.graph.pipeline import ordered_passes
+from edgefuse.recipe import Recipe
+from edgefuse.stage import STAGES
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """The folders that the pages lie in."""
+    for name in ("configs", "targets"):
+        shutil.copytree(ROOT / name, tmp_path / name)
+    for name in ("edgefuse/passes", "edgefuse/stages"):
+        (tmp_path / name).mkdir(parents=True)
+    shutil.copy(ROOT / "README.md", tmp_path)
+    docs.write(tmp_path)
+    return tmp_path
+
+
+def test_the_pages_of_this_checkout_are_fresh() -> None:
+    assert docs.stale(ROOT) == [], "run `make docs`"
+
+
+def test_writing_twice_changes_nothing(checkout: Path) -> None:
+    assert docs.write(checkout) == []
+    assert docs.main(["--check", "--root", str(checkout)]) == 0
+
+
+@pytest.mark.parametrize("name", ["README.md", "configs/README.md", "configs/recipe.schema.json"])
+def test_a_stale_page_is_named(
+    checkout: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = checkout / name
+    page.write_text(page.read_text().replace("seed", "sead").replace("--target", "--torget"))
+    assert docs.main(["--check", "--root", str(checkout)]) == 1
+    assert capsys.readouterr().out == f"stale: {name}\n"
+    assert "sead" in page.read_text() or "--torget" in page.read_text()
+    assert docs.main(["--root", str(checkout)]) == 0
+    assert docs.stale(checkout) == []
+
+
+def test_a_missing_page_is_stale(checkout: Path) -> None:
+    (checkout / "targets" / "README.md").unlink()
+    assert docs.stale(checkout) == [checkout / "targets" / "README.md"]
+
+
+def test_a_new_target_makes_its_page_stale(checkout: Path) -> None:
+    text = (checkout / "targets" / "host.yaml").read_text().replace("name: host\n", "name: board\n")
+    (checkout / "targets" / "board.yaml").write_text(text)
+    assert docs.stale(checkout) == [checkout / "targets" / "README.md"]
+
+
+def test_a_readme_without_markers_is_refused(
+    checkout: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (checkout / "README.md").write_text("# edgefuse\n")
+    assert docs.main(["--root", str(checkout)]) == 2
+    assert "markers" in capsys.readouterr().err
+
+
+def test_every_pass_stage_command_and_key_is_there(checkout: Path) -> None:
+    catalogue = (checkout / "edgefuse" / "passes" / "README.md").read_text()
+    assert all(f"## {entry.name}\n" in catalogue for entry in ordered_passes())
+    assert "Refuses when" in catalogue
+    assert "ConvAdd<Act>" in catalogue
+    stages = (checkout / "edgefuse" / "stages" / "README.md").read_text()
+    assert all(f"[{name}]({name}.py)" in stages for name in STAGES.all())
+    assert stages.index("[fuse]") < stages.index("[convert]") < stages.index("[package]")
+    keys = (checkout / "configs" / "README.md").read_text()
+    assert all(f"| `{f.alias or n}` |" in keys for n, f in Recipe.model_fields.items())
+    assert "| `max_ratio_to_float` | number > 0 or null |" in keys
+    readme = (checkout / "README.md").read_text()
+    assert "$ edgefuse run --help" in readme
+    assert "$ edgefuse targets --help" in readme
