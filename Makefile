@@ -1,0 +1,64 @@
+# Two commands matter: `make run` and `make check`. Both make .venv when it is absent.
+PYTHON ?= python3.11
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+JOBS   ?= 2
+TARGET ?= host
+BUNDLE ?= build/mobilenet/mobilenet.bundle.tar
+
+ifneq ($(wildcard ../shared/data),)
+export EDGEFUSE_DATA ?= $(abspath ../shared/data)
+endif
+
+.DEFAULT_GOAL := help
+.PHONY: help run check lint types imports test docs-check fix docs bench release push clean
+
+help:  ## this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
+
+$(STAMP): pyproject.toml constraints.txt
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[all,dev]'
+	$(BIN)/python -m pip check
+	@touch $@
+
+run: $(STAMP)  ## install, then run the main recipe: gated int8 MobileNetV2 in build/mobilenet/
+	$(BIN)/edgefuse run configs/mobilenet.yaml
+
+check: lint types imports docs-check test  ## everything that CI runs
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(STAMP)
+	$(BIN)/mypy
+
+imports: $(STAMP)
+	$(BIN)/lint-imports
+
+docs-check: $(STAMP)
+	$(BIN)/python -m edgefuse.docs --check
+
+test: $(STAMP)  ## the tests
+	$(BIN)/pytest -n $(JOBS) --dist loadgroup
+
+fix: $(STAMP)  ## format and mend what ruff can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+docs: $(STAMP)  ## write the generated documentation
+	$(BIN)/python -m edgefuse.docs
+
+bench: $(STAMP)  ## measure against onnx2tf on this machine, interleaved
+	$(BIN)/python tests/benchmarks/against_onnx2tf.py
+
+release: $(STAMP)  ## every recipe with release: true to dist/, stopping at the first that fails
+	$(BIN)/edgefuse release configs/*.yaml --out dist
+
+push: $(STAMP)  ## install BUNDLE on TARGET
+	$(BIN)/edgefuse push $(BUNDLE) --target $(TARGET)
+
+clean:  ## remove what was built; the cache and .venv stay
+	rm -rf build dist
