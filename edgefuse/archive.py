@@ -34,6 +34,8 @@ def unpack(source: Path, folder: Path) -> list[str]:
     """
     names = []
     try:
+        if not _ends(source):
+            raise StageError("not a whole archive: its end is missing", where=str(source))
         with tarfile.open(source, "r:") as archive:
             for member in archive:
                 if not member.isfile():
@@ -50,6 +52,14 @@ def unpack(source: Path, folder: Path) -> list[str]:
     except tarfile.TarError as error:
         raise StageError(f"not a whole archive: {error}", where=str(source)) from None
     return names
+
+
+def _ends(source: Path) -> bool:
+    """Whether the two empty blocks are there: tarfile takes a cut header for the end."""
+    with source.open("rb") as stream:
+        size = stream.seek(0, 2)
+        stream.seek(max(size - 1024, 0))
+        return size % 512 == 0 and stream.read() == bytes(1024)
 
 
 def matches(source: Path, folder: Path) -> bool:

@@ -1,4 +1,4 @@
-"""The command line as a user meets it, in this process: words in, exit code and both streams out."""
+"""The command line as a user meets it, in this process: words in; exit code and streams out."""
 
 from __future__ import annotations
 
@@ -35,9 +35,12 @@ def edgefuse(*words: str | Path) -> Ended:
     sys.argv = ["edgefuse", *map(str, words)]
     keys.callable_digest.cache_clear()
     try:
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            with warnings.catch_warnings():
-                code = cli._guarded(cli.app)
+        with (
+            contextlib.redirect_stdout(out),
+            contextlib.redirect_stderr(err),
+            warnings.catch_warnings(),
+        ):
+            code = cli._guarded(cli.app)
     finally:
         sys.argv, sys.path[:] = argv, path
         logging.getLogger().handlers = loggers

@@ -31,6 +31,7 @@ from edgefuse.target import Target
 from edgefuse.verdict import Check, evidence
 
 HOST = Target(name="host", summary="here", transport="local", runtime="litert")
+EVERYTHING = Selection()
 TEXT = """\
 schema: 1
 name: tiny
@@ -88,7 +89,7 @@ class Fakes:
             fingerprint=lambda: self.fingerprint,
         )
 
-    def run(self, selection: Selection = Selection(), **changes: Any) -> runner.Result:
+    def run(self, selection: Selection = EVERYTHING, **changes: Any) -> runner.Result:
         self.ran.clear()
         self.out.mkdir(exist_ok=True)
         downloads = Downloads(self.folder / "downloads", self.folder, lambda _: None)

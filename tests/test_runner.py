@@ -1,4 +1,4 @@
-"""Running: reuse, gates that are all heard, damage, full disks, what the output folder stands for."""
+"""Running: reuse, gates that are all heard, damage, full disks, what the output stands for."""
 
 from __future__ import annotations
 
