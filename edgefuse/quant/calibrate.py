@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from edgefuse.errors import DataError
 from edgefuse.quant.histogram import Histogram
@@ -21,7 +21,10 @@ from edgefuse.quant.histogram import Histogram
 if TYPE_CHECKING:
     import numpy as np
 
+    from edgefuse.tflite.read import TfliteModel
+
 _VALUES_PER_SAMPLE = 32768
+_AS_GOOD_AS_MINUS_INF = -1e30
 
 
 @dataclass(frozen=True)
@@ -34,7 +37,7 @@ class TensorStatistics:
 
 
 def calibrate(
-    model: Path, feeds: Iterable[Mapping[str, np.ndarray]], threads: int = 2
+    model: Path, feeds: Iterable[Mapping[str, np.ndarray[Any, Any]]], threads: int = 2
 ) -> list[TensorStatistics]:
     """Run the samples through a float .tflite.
 
@@ -51,9 +54,10 @@ def calibrate(
     source = running.source
     produced = {i for operator in source.operators for i in operator.outputs}
     produced |= {index for _, index in source.signature_inputs}
+    padded = _padded_for_maximum(source)
     watched = {
         index: (TensorStatistics(tensor.name, tensor.shape, Histogram()), _stride(tensor.shape))
-        for index in sorted(produced)
+        for index in sorted(produced - padded.keys())
         if (tensor := source.tensors[index]).is_float
     }
     count = 0
@@ -69,10 +73,33 @@ def calibrate(
                 ) from None
     if count == 0:
         raise DataError("no calibration samples")
-    return [statistics for statistics, _ in watched.values()]
+    found = {index: statistics for index, (statistics, _) in watched.items()}
+    for index, inner in padded.items():
+        tensor = source.tensors[index]
+        found[index] = TensorStatistics(tensor.name, tensor.shape, found[inner].histogram)
+    return [found[index] for index in sorted(found)]
 
 
-def _observe(values: np.ndarray, histogram: Histogram, stride: int, offset: int) -> None:
+def _padded_for_maximum(source: TfliteModel) -> dict[int, int]:
+    """Outputs of PADV2 operators that pad with minus infinity (or as good as) for a MAX_POOL_2D,
+    and their inputs: the padding is no value of the tensor. With the input's own range the
+    constant becomes the least int8 value, which no maximum prefers: exact.
+    """
+    users: dict[int, set[str]] = {}
+    for operator in source.operators:
+        for index in operator.inputs:
+            users.setdefault(index, set()).add(operator.code)
+    found = {}
+    for operator in source.operators:
+        if operator.code != "PADV2" or users.get(operator.outputs[0]) != {"MAX_POOL_2D"}:
+            continue
+        constant = source.tensors[operator.inputs[2]]
+        if constant.is_constant and float(source.constant(constant).max()) <= _AS_GOOD_AS_MINUS_INF:
+            found[operator.outputs[0]] = operator.inputs[0]
+    return found
+
+
+def _observe(values: np.ndarray[Any, Any], histogram: Histogram, stride: int, offset: int) -> None:
     """A function of its own: no view of the interpreter's memory may outlive it."""
     histogram.add(values, values[offset % stride :: stride])
 

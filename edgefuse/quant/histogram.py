@@ -7,7 +7,7 @@ of the samples. Minimum and maximum are kept exactly, over every value seen.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from edgefuse.errors import DataError
 
@@ -28,7 +28,7 @@ class Histogram:
         self.minimum = float("inf")
         self.maximum = float("-inf")
 
-    def add(self, values: np.ndarray, sampled: np.ndarray) -> None:
+    def add(self, values: np.ndarray[Any, Any], sampled: np.ndarray[Any, Any]) -> None:
         """Take in ``values`` for the extremes and ``sampled``, a part of them, for the counts.
 
         Raises:

@@ -10,13 +10,19 @@ import contextlib
 import io
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edgefuse.errors import StageError
 from edgefuse.quant.ranges import Range
 
+if TYPE_CHECKING:
+    from edgefuse.tflite.read import Operator, Tensor, TfliteModel
+
 _CHANNEL_AXES = {"CONV_2D": 0, "DEPTHWISE_CONV_2D": 3, "FULLY_CONNECTED": 0, "TRANSPOSE_CONV": 0}
 _WEIGHT_FLOOR = 1e-6
+# Largest bias, in int32 steps, that a channel's weight scale is widened for: room for 8 times more,
+# since the library may give the input another scale than its own range says.
+_BIAS_STEPS = 2.0**28
 
 
 def quantize_file(
@@ -39,6 +45,7 @@ def quantize_file(
     """
     import numpy as np
 
+    from edgefuse.quant.repair import repaired
     from edgefuse.tflite.read import read_model
     from edgefuse.tflite.runtime import quiet_native
 
@@ -51,7 +58,7 @@ def quantize_file(
                 "min": np.full(shape, found.low, np.float32),
                 "max": np.full(shape, found.high, np.float32),
             }
-    statistics.update(_dead_channels(model))
+    statistics.update(_floored_channels(model, ranges))
     with contextlib.redirect_stdout(io.StringIO()), quiet_native():
         from ai_edge_quantizer import quantizer, recipe
 
@@ -74,12 +81,13 @@ def quantize_file(
     data = result.quantized_model
     if not data:
         raise StageError("the quantiser wrote nothing", where=source.name)
-    destination.write_bytes(bytes(data))
+    destination.write_bytes(repaired(bytes(data), model))
 
 
-def _dead_channels(model: Any) -> dict[str, Any]:
-    """Explicit weight ranges where some channel is (nearly) zero: its scale would be zero, and
-    its bias would not fit int32. The floor is far below the step of any other channel."""
+def _floored_channels(model: TfliteModel, ranges: Mapping[str, Range]) -> dict[str, Any]:
+    """Explicit weight ranges where a channel is (nearly) zero: its scale would be zero, or its
+    bias would not fit int32 (bias / (input scale * weight scale)). Either floor costs nothing:
+    one is far below the step of any other channel, the other 2**-20 of the channel's bias."""
     import numpy as np
 
     found: dict[str, Any] = {}
@@ -88,13 +96,26 @@ def _dead_channels(model: Any) -> dict[str, Any]:
         if axis is None:
             continue
         tensor = model.tensors[operator.inputs[1]]
-        if not tensor.is_constant:
+        if not tensor.is_constant or not tensor.is_float:
             continue
-        weights = np.abs(model.constant(tensor))
+        weights = np.abs(model.constant(tensor)).astype(np.float64)
         others = tuple(a for a in range(weights.ndim) if a != axis)
         peak = weights.max(axis=others, keepdims=True)
-        floor = _WEIGHT_FLOOR * max(float(weights.max()), 1e-30)
-        if float(peak.min()) < floor:
-            peak = np.maximum(peak, floor).astype(np.float32)
+        floor = np.full(peak.size, _WEIGHT_FLOOR * max(float(weights.max()), 1e-30))
+        data, bias = _data_and_bias(model, operator)
+        if bias is not None and (span := ranges.get(data.name)) is not None:
+            step = (span.high - span.low) / 255
+            floor = np.maximum(floor, 127 * np.abs(bias.reshape(-1)) / (step * _BIAS_STEPS))
+        if (peak.reshape(-1) < floor).any():
+            peak = np.maximum(peak, floor.reshape(peak.shape)).astype(np.float32)
             found[tensor.name] = {"min": -peak, "max": peak}
     return found
+
+
+def _data_and_bias(model: TfliteModel, operator: Operator) -> tuple[Tensor, Any]:
+    transposed = operator.code == "TRANSPOSE_CONV"
+    place = 3 if transposed else 2
+    data = model.tensors[operator.inputs[2 if transposed else 0]]
+    index = operator.inputs[place] if len(operator.inputs) > place else -1
+    constant = index >= 0 and model.tensors[index].is_constant
+    return data, model.constant(model.tensors[index]) if constant else None

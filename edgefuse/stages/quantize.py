@@ -9,6 +9,8 @@ from edgefuse.artifact import Artifact, Product
 from edgefuse.recipe import Recipe
 from edgefuse.stage import Context, stage
 
+_COMPARED_BATCHES = 8
+
 
 @stage(
     name="quantize",
@@ -16,14 +18,15 @@ from edgefuse.stage import Context, stage
     file_name="{name}_full_integer_quant.tflite",
     inputs=("convert",),
     sections=("model.inputs", "model.tflite", "preprocess", "quantize"),
-    samples=("calibration",),
+    samples=("calibration", "evaluation"),
     tools=("ai-edge-quantizer", "ai-edge-litert", "numpy"),
 )
 def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Product:
-    from edgefuse.data import batches
+    from edgefuse.data import batches, take
     from edgefuse.quant.calibrate import calibrate
     from edgefuse.quant.quantize import quantize_file
     from edgefuse.quant.ranges import choose
+    from edgefuse.quant.suspect import odd_inputs, uneven_joins
     from edgefuse.tflite.feeds import source_layouts, streamed
     from edgefuse.tflite.read import read_model, signature_of
 
@@ -42,6 +45,12 @@ def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Pro
     )
     options = recipe.quantize
     ranges = choose(statistics, options.ranges, options.tail_percent)
+    evaluation = context.samples("evaluation")
+    judged = take(evaluation, context.downloads, _COMPARED_BATCHES, recipe.model.batch)
+    source = read_model(float_model.path)
+    suspicions = [*odd_inputs(source, statistics, judged), *uneven_joins(source, ranges)]
+    for text in suspicions:
+        context.warn(text)
     path = context.work / context.file_name
     quantize_file(
         float_model.path,
@@ -56,6 +65,7 @@ def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Pro
         "method": options.ranges,
         "tensors": len(ranges),
         "max_clipped_fraction": round(clipped, 6),
+        "warnings": suspicions,
         "summary": f"{len(ranges)} ranges from {samples.count} samples, "
         f"{path.stat().st_size / 1e6:.2f} MB",
     }

@@ -7,11 +7,15 @@ as a plain ``tf.Module`` that holds the variables alone; the signature is keyed 
 
 from __future__ import annotations
 
+import re
 import socket
 from pathlib import Path
 from typing import Any
 
 from edgefuse.child import serve
+from edgefuse.errors import StageError
+from edgefuse.tflite.read import parse_model
+from edgefuse.tflite.signature import KEY, with_signature
 
 
 def _no_network(*_: Any, **__: Any) -> None:
@@ -24,7 +28,7 @@ def convert(request: dict[str, Any]) -> dict[str, Any]:
     Request: ``onnx`` path; ``tflite`` path to write; ``inputs`` [{name, channels_first}];
     ``outputs`` [name]. Reply: ``inputs`` [{name, shape}] as the signature has them.
     """
-    socket.socket.connect = _no_network  # type: ignore[method-assign, assignment]
+    socket.socket.connect = _no_network  # type: ignore[method-assign]
     socket.socket.connect_ex = _no_network  # type: ignore[method-assign, assignment]
     import onnx2tf
     import tensorflow as tf
@@ -32,9 +36,7 @@ def convert(request: dict[str, Any]) -> dict[str, Any]:
     inputs = [i["name"] for i in request["inputs"]]
     outputs = list(request["outputs"])
     _with_plain_names(request["onnx"], "plain.onnx", inputs, outputs)
-    as_they_are = [
-        f"input_{k}" for k, i in enumerate(request["inputs"]) if not i["channels_first"]
-    ]
+    as_they_are = [f"input_{k}" for k, i in enumerate(request["inputs"]) if not i["channels_first"]]
     keras_model = onnx2tf.convert(
         input_onnx_file_path="plain.onnx",
         output_folder_path=str(Path("onnx2tf").absolute()),
@@ -59,10 +61,11 @@ def convert(request: dict[str, Any]) -> dict[str, Any]:
     def predict(*tensors: Any) -> dict[str, Any]:
         results = keras_model([tensors[k] for k in order])
         results = results if isinstance(results, list | tuple) else [results]
-        return {_signature_name(n, "output", k): r for k, (n, r) in enumerate(zip(outputs, results))}
+        return {
+            _signature_name(n, "output", k): r for k, (n, r) in enumerate(zip(outputs, results))
+        }
 
     module = tf.Module()
-    module.held = list(keras_model.variables)
     module.predict = tf.function(
         predict,
         autograph=False,
@@ -71,19 +74,35 @@ def convert(request: dict[str, Any]) -> dict[str, Any]:
             for k, (shape, name) in enumerate(zip(shapes, inputs))
         ],
     )
-    tf.saved_model.save(
-        module, "saved_model", signatures={"serving_default": module.predict.get_concrete_function()}
-    )
-    data = tf.lite.TFLiteConverter.from_saved_model("saved_model").convert()
-    names = {_signature_name(n, "input", k): n for k, n in enumerate(inputs)}
-    names |= {_signature_name(n, "output", k): n for k, n in enumerate(outputs)}
-    Path(request["tflite"]).write_bytes(_renamed(data, names))
+    concrete = module.predict.get_concrete_function()
+    # The layers of grouped convolutions are none of the model's: the function knows them all.
+    module.held = [*keras_model.variables, *concrete.graph.variables]
+    tf.saved_model.save(module, "saved_model", signatures={KEY: concrete})
+    data = _to_tflite(tf)
+    Path(request["tflite"]).write_bytes(_named(data, inputs, outputs))
     return {"inputs": [{"name": n, "shape": s} for n, s in zip(inputs, shapes)]}
+
+
+def _to_tflite(tf: Any) -> bytes:
+    try:
+        data: bytes = tf.lite.TFLiteConverter.from_saved_model("saved_model").convert()
+    except Exception as error:
+        # The converter gives its reason as text only.
+        missing = sorted(set(re.findall(r"'(tf\.\w+)' op is neither", str(error))))
+        if not missing:
+            raise
+        raise StageError(
+            f"TFLite has no operator for {', '.join(missing)}; as Flex operators they would need "
+            "TensorFlow's kernels, which a plain runtime does not have",
+            hint="replace them in the model (GELU: nn.GELU, or Gelu of opset 20, is one operator)",
+        ) from error
+    return data
 
 
 def _with_plain_names(source: str, destination: str, inputs: list[str], outputs: list[str]) -> None:
     """Rename graph inputs and outputs to ``input_0``, ``output_0``...: foreign code rewrites
-    names with special characters, each in its own way."""
+    names with special characters, each in its own way. Fill in the optional attributes that it
+    takes for given, and drop absent inputs at the end of a node, which it looks up."""
     import onnx
 
     proto = onnx.load(source)
@@ -96,9 +115,21 @@ def _with_plain_names(source: str, destination: str, inputs: list[str], outputs:
     for node in proto.graph.node:
         node.input[:] = [names.get(name, name) for name in node.input]
         node.output[:] = [names.get(name, name) for name in node.output]
+        while node.input and not node.input[-1]:
+            del node.input[-1]
     graph = proto.graph
     for value in (*graph.input, *graph.output, *graph.value_info, *graph.initializer):
         value.name = names.get(value.name, value.name)
+    weights = {tensor.name: tensor.dims for tensor in graph.initializer}
+    for node in graph.node:
+        named = {attribute.name for attribute in node.attribute}
+        if (
+            node.op_type in ("Conv", "ConvTranspose")
+            and "kernel_shape" not in named
+            and node.input[1] in weights
+        ):
+            sizes = list(weights[node.input[1]][2:])
+            node.attribute.append(onnx.helper.make_attribute("kernel_shape", sizes))
     onnx.save(proto, destination)
 
 
@@ -107,21 +138,17 @@ def _signature_name(name: str, role: str, index: int) -> str:
     return name if name.isidentifier() else f"{role}_{index}"
 
 
-def _renamed(data: bytes, names: dict[str, str]) -> bytes:
-    """The .tflite with the signature's names put right; the same bytes when nothing changes."""
-    if all(plain == name for plain, name in names.items()):
-        return data
-    import flatbuffers
-    from ai_edge_litert import schema_py_generated as schema
-
-    model = schema.ModelT.InitFromObj(schema.Model.GetRootAs(data))
-    for definition in model.signatureDefs:
-        for entry in (*definition.inputs, *definition.outputs):
-            plain = entry.name.decode()
-            entry.name = names.get(plain, plain)
-    builder = flatbuffers.Builder(len(data))
-    builder.Finish(model.Pack(builder), b"TFL3")
-    return bytes(builder.Output())
+def _named(data: bytes, inputs: list[str], outputs: list[str]) -> bytes:
+    """The .tflite with the signature's names and their order put right."""
+    model = parse_model(data)
+    sides = []
+    for role, names, held in (
+        ("input", inputs, model.signature_inputs),
+        ("output", outputs, model.signature_outputs),
+    ):
+        tensors = dict(held)
+        sides.append({n: tensors[_signature_name(n, role, k)] for k, n in enumerate(names)})
+    return with_signature(data, *sides)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """From samples in the source model's layout to a .tflite's signature, by name.
 
-The converter makes 4-D inputs channels-last. Which way round a 4-D output came out is decided by
-value (:func:`aligned`), since its shape does not tell where height, width and channels are equal.
+The converter makes 4-D inputs channels-last. Which way round an output of 3 to 5 axes came out is
+decided by value (:func:`aligned`): its shape does not tell where the axes are of equal size.
 """
 
 from __future__ import annotations
@@ -59,21 +59,21 @@ def run_samples(
 def aligned(
     reference: Sequence[Mapping[str, Array]], candidate: Sequence[Mapping[str, Array]]
 ) -> list[dict[str, Array]]:
-    """The candidate's 4-D outputs turned to channels-first where that is nearer the reference."""
+    """The candidate's outputs turned to channels-first where that is nearer the reference."""
     import numpy as np
 
     turned: set[str] = set()
     for name, wanted in reference[0].items() if reference else ():
         found = candidate[0].get(name)
-        if wanted.ndim == 4 and found is not None and found.ndim == 4:
-            other = found.transpose(0, 3, 1, 2)
+        if 3 <= wanted.ndim <= 5 and found is not None and found.ndim == wanted.ndim:
+            other = np.moveaxis(found, -1, 1)
             if other.shape == wanted.shape and (
                 found.shape != wanted.shape
                 or np.abs(other - wanted).max() < np.abs(found - wanted).max()
             ):
                 turned.add(name)
     return [
-        {n: v.transpose(0, 3, 1, 2) if n in turned else v for n, v in row.items()}
+        {n: np.moveaxis(v, -1, 1) if n in turned else v for n, v in row.items()}
         for row in candidate
     ]
 
