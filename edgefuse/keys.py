@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from edgefuse.stage import Stage
 
 _PACKAGE = Path(__file__).parent
+# A string that names a module of ours: a worker, run with -m.
+_WORKER = re.compile(r"edgefuse(\.\w+)*\.\w+_worker")
 
 
 def local_file(base: Path, file: LocalFile, where: str = "") -> tuple[Path, str]:
@@ -181,18 +183,27 @@ def differences(old: Any, new: Any, path: str = "") -> Iterator[tuple[str, Any, 
 def code_digest(module: str) -> str:
     """SHA-256 over the sources of a module and of all modules of this package it reaches."""
     seen: dict[str, str] = {}
+    reached: set[str] = set()
     pending = [module]
     while pending:
         name = pending.pop()
-        if name in seen:
-            continue
-        file = _module_file(name, _PACKAGE.parent)
-        if file is None:
-            continue
-        source, imports = _parse(file, name)
-        seen[name] = digest_bytes(source)
-        pending.extend(imports)
+        if name not in reached:
+            reached.add(name)
+            digest, imports = _own(name)
+            if digest:
+                seen[name] = digest
+            pending.extend(imports)
     return digest_json(seen)
+
+
+@functools.cache
+def _own(name: str) -> tuple[str, tuple[str, ...]]:
+    """Digest of one of our modules and what it imports; no digest when it is none of ours."""
+    file = _module_file(name, _PACKAGE.parent)
+    if file is None:
+        return "", tuple(_registered(name))
+    source, imports = _parse(file, name)
+    return digest_bytes(source), tuple(imports)
 
 
 @functools.cache
@@ -250,19 +261,22 @@ def _imports(node: ast.AST, package: str) -> Iterator[str]:
             stem = ".".join(filter(None, (prefix, child.module)))
             yield stem
             yield from (f"{stem}.{alias.name}" for alias in child.names)
-        elif isinstance(child, ast.Constant) and isinstance(child.value, str):
-            yield from _named_modules(child.value)
+        elif isinstance(child, ast.Constant) and _WORKER.fullmatch(str(child.value)):
+            yield str(child.value)
         yield from _imports(child, package)
 
 
-def _named_modules(text: str) -> Iterator[str]:
-    """Modules that a string names: a worker run with ``-m``, or a registry's folder.
-
-    Stages are left out: they never depend on each other.
-    """
-    if not text.startswith("edgefuse.") or text == "edgefuse.stages" or " " in text:
-        return
-    yield text
-    folder = _PACKAGE.parent.joinpath(*text.split("."))
-    if folder.is_dir():
-        yield from (f"{text}.{file.stem}" for file in sorted(folder.glob("*.py")))
+def _registered(name: str) -> Iterator[str]:
+    """The modules of a registry's folder, if this is a registry: who imports it, uses them all."""
+    module, _, attribute = name.rpartition(".")
+    file = _module_file(module, _PACKAGE.parent) if attribute.isupper() else None
+    for node in ast.parse(file.read_bytes()).body if file is not None else ():
+        match node:
+            case ast.AnnAssign(
+                target=ast.Name(id=target),
+                value=ast.Call(
+                    func=ast.Name(id="Registry"), args=[ast.Constant(value=str(folder))]
+                ),
+            ) if target == attribute:
+                files = _PACKAGE.parent.joinpath(*folder.split(".")).glob("*.py")
+                yield from (f"{folder}.{file.stem}" for file in sorted(files))

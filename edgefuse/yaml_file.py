@@ -20,6 +20,7 @@ from edgefuse.errors import RecipeError
 
 KeyPath = tuple[str | int, ...]
 ModelType = TypeVar("ModelType", bound=BaseModel)
+_PLAIN = ("tag:yaml.org,2002:map", "tag:yaml.org,2002:seq")
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -125,7 +126,12 @@ def with_overrides(document: Document, settings: Sequence[str]) -> Document:
             if not last:
                 place = place[key]
         overrides[path] = text
-    return Document(document.path, data, document.lines, overrides)
+    lines = {
+        path: line
+        for path, line in document.lines.items()
+        if not any(path[: len(over)] == over for over in overrides)
+    }
+    return Document(document.path, data, lines, overrides)
 
 
 def validate(document: Document, model: type[ModelType]) -> ModelType:
@@ -150,6 +156,11 @@ def _build(
     loader: Any, node: yaml.Node, path: KeyPath, lines: dict[KeyPath, int], file: Path
 ) -> Any:
     lines.setdefault(path, node.start_mark.line + 1)
+    if not isinstance(node, yaml.ScalarNode) and node.tag not in _PLAIN:
+        raise RecipeError(
+            f"not valid YAML: the tag {node.tag} is no plain data",
+            where=f"{file}:{node.start_mark.line + 1}",
+        )
     if isinstance(node, yaml.MappingNode):
         result: dict[str, Any] = {}
         written = [id(key_node) for key_node, _ in node.value]
@@ -241,6 +252,11 @@ def _describe(
     text = str(error["msg"]).removeprefix("Value error, ")
     shown = f" (found: {value!r})" if not isinstance(value, dict | list) else ""
     hint = ""
+    if kind == "too_short":
+        text = f"needs at least {error['ctx']['min_length']}"
+    if kind in ("model_type", "model_attributes_type"):
+        text = "expected a mapping"
+        hint = f"keys here: {', '.join(_fields(model, error['loc']))}"
     if kind == "literal_error" and isinstance(value, str):
         options = [
             o.strip("' ") for o in str(error["ctx"]["expected"]).replace(" or ", ",").split(",")

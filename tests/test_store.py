@@ -256,7 +256,8 @@ def test_who_waits_is_told(store: Store) -> None:
             sys.executable,
             "-c",
             "import sys, time\nfrom pathlib import Path\nfrom edgefuse.store import Store\n"
-            "with Store(Path(sys.argv[1])).lock('k'):\n print('held', flush=True)\n time.sleep(0.5)",
+            "with Store(Path(sys.argv[1])).lock('k'):\n print('held', flush=True)\n "
+            "time.sleep(0.5)",
             str(store.root),
         ],
         stdout=subprocess.PIPE,
