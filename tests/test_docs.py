@@ -1,5 +1,6 @@
 """The generated pages are what the code says, and the check notices when they are not."""
 
+import re
 import shutil
 from pathlib import Path
 
@@ -80,3 +81,17 @@ def test_every_pass_stage_command_and_key_is_there(checkout: Path) -> None:
     readme = (checkout / "README.md").read_text()
     assert "$ edgefuse run --help" in readme
     assert "$ edgefuse targets --help" in readme
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        *("README.md", "configs/README.md", "targets/README.md", "edgefuse/passes/README.md"),
+        *("edgefuse/stages/README.md", "edgefuse/DECISIONS.md", "CHANGELOG.md"),
+    ],
+)
+def test_links_lead_somewhere(page: str) -> None:
+    path = ROOT / page
+    links = re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", path.read_text(encoding="utf-8"))
+    local = [link for link in links if not link.startswith("https://")]
+    assert [link for link in local if not (path.parent / link).exists()] == []
