@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from edgefuse import keys
 from edgefuse.archive import pack
 from edgefuse.artifact import Kind, Product
 from edgefuse.job import make_job
-from edgefuse.keys import key_of
 from edgefuse.plan import parts_of, stages_of
 
 ROOT = Path(__file__).parent.parent
@@ -69,6 +69,7 @@ def test_plan_imports_nothing_heavy_and_writes_nothing(tmp_path: Path) -> None:
 
 def fill_store(cache: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A store that holds a result of every stage, made by nobody."""
+    keys.code_digest.cache_clear()
     monkeypatch.chdir(ROOT)
     monkeypatch.setenv("EDGEFUSE_CACHE", str(cache))
     job = make_job(RECIPE)
@@ -88,7 +89,7 @@ def fill_store(cache: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> No
         artifact = job.store.put(
             Product(KINDS[path.suffix], path, evidence=evidence),
             stage=stage.name,
-            key=key_of(parts),
+            key=keys.key_of(parts),
             parts=parts,
             parents=parents,
             recipe=job.recipe.name,
