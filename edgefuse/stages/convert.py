@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from edgefuse.artifact import Artifact, Product, Signature
-from edgefuse.errors import StageError
+from edgefuse.artifact import Artifact, Layout, Product, Signature
+from edgefuse.errors import ParityError, StageError
 from edgefuse.parity import require_parity
 from edgefuse.recipe import Recipe
 from edgefuse.stage import Context, stage
@@ -39,11 +39,10 @@ def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Pro
         recipe.convert.parity_samples,
         recipe.model.batch,
     )
-    if "fuse" in inputs:
-        evidence = _convert(inputs["fuse"], path, feeds, recipe, context)
-    else:
+    if "fuse" not in inputs:
         evidence = _given(path, feeds, recipe, context)
-    return Product("tflite", path, _signature(path), evidence)
+        return Product("tflite", path, _signature(path), evidence)
+    return _convert(inputs["fuse"], path, feeds, recipe, context)
 
 
 def _signature(path: Path) -> Signature:
@@ -54,11 +53,17 @@ def _signature(path: Path) -> Signature:
 
 def _convert(
     fused: Artifact, path: Path, feeds: list[dict[str, Any]], recipe: Recipe, context: Context
-) -> dict[str, Any]:
+) -> Product:
     from edgefuse import child
     from edgefuse.graph.group import inline_groups
     from edgefuse.graph.verify import run_onnx
-    from edgefuse.tflite.feeds import aligned, run_samples, source_layouts
+    from edgefuse.tflite.feeds import (
+        aligned,
+        run_samples,
+        source_layouts,
+        turned_outputs,
+        with_output_layouts,
+    )
 
     plain = context.work / "inlined.onnx"
     inline_groups(fused.path, plain)
@@ -83,15 +88,42 @@ def _convert(
     if not path.is_file():
         raise StageError("the converter wrote no float model", hint=f"see {context.log}")
     reference = run_onnx(fused.path, feeds)
-    parity = require_parity(
-        reference,
-        aligned(reference, list(run_samples(path, source_layouts(recipe), feeds))),
-        limit=recipe.convert.max_relative_error,
-        what="float TFLite against the fused ONNX",
+    candidate = list(run_samples(path, source_layouts(recipe), feeds))
+    turned = turned_outputs(reference, candidate)
+    try:
+        parity = require_parity(
+            reference,
+            aligned(candidate, turned),
+            limit=recipe.convert.max_relative_error,
+            what="float TFLite against the fused ONNX",
+        )
+    except ParityError as error:
+        raise (_equal_axes(error, fused.signature) or error) from None
+    layouts: dict[str, Layout] = {
+        s.name: "NHWC" if s.name in turned else s.layout
+        for s in fused.signature.outputs
+        if len(s.shape) == 4
+    }
+    summary = (
+        f"relative error {parity['max_relative_error']:.1e}, {path.stat().st_size / 1e6:.1f} MB"
     )
-    size = path.stat().st_size
-    summary = f"relative error {parity['max_relative_error']:.1e}, {size / 1e6:.1f} MB"
-    return {"parity": parity, "summary": summary}
+    evidence = {"parity": parity, "channels_last_outputs": sorted(turned), "summary": summary}
+    return Product("tflite", path, with_output_layouts(_signature(path), layouts), evidence)
+
+
+def _equal_axes(error: ParityError, signature: Signature) -> ParityError | None:
+    """The error with its usual reason, where an input's shape allows it: onnx2tf takes a tensor
+    for channels-last when its shape reads the same either way."""
+    for spec in signature.inputs:
+        if spec.layout == "NCHW" and spec.shape[1] in spec.shape[2:]:
+            return ParityError(
+                error.message,
+                hint=f"input {spec.name!r} {list(spec.shape)} has as many channels as rows or "
+                "columns, and the converter mixes up axes of equal size: start with a "
+                "convolution, or change the size",
+                where=error.where,
+            )
+    return None
 
 
 def _given(
@@ -103,7 +135,7 @@ def _given(
     assert recipe.model.tflite is not None
     given = context.local(recipe.model.tflite)
     path.write_bytes(given.read_bytes())
-    check_given(path, recipe.model.inputs)
+    check_given(given, recipe.model.inputs)
     layouts = source_layouts(recipe)
     parity = require_parity(
         list(run_samples(given, layouts, feeds, kernels="reference")),

@@ -27,7 +27,7 @@ def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Pro
     from edgefuse.quant.quantize import quantize_file
     from edgefuse.quant.ranges import choose
     from edgefuse.quant.suspect import odd_inputs, uneven_joins
-    from edgefuse.tflite.feeds import source_layouts, streamed
+    from edgefuse.tflite.feeds import source_layouts, streamed, with_output_layouts
     from edgefuse.tflite.read import read_model, signature_of
 
     samples = context.samples("calibration")
@@ -69,4 +69,6 @@ def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Pro
         "summary": f"{len(ranges)} ranges from {samples.count} samples, "
         f"{path.stat().st_size / 1e6:.2f} MB",
     }
-    return Product("tflite", path, signature_of(read_model(path)), evidence)
+    layouts = {spec.name: spec.layout for spec in float_model.signature.outputs}
+    signature = with_output_layouts(signature_of(read_model(path)), layouts)
+    return Product("tflite", path, signature, evidence)

@@ -94,7 +94,7 @@ def _to_tflite(tf: Any) -> bytes:
         raise StageError(
             f"TFLite has no operator for {', '.join(missing)}; as Flex operators they would need "
             "TensorFlow's kernels, which a plain runtime does not have",
-            hint="replace them in the model (GELU: nn.GELU, or Gelu of opset 20, is one operator)",
+            hint="replace them in the model; GELU is one operator from export.opset: 20 on",
         ) from error
     return data
 

@@ -1,12 +1,13 @@
 """From samples in the source model's layout to a .tflite's signature, by name.
 
 The converter makes 4-D inputs channels-last. Which way round an output of 3 to 5 axes came out is
-decided by value (:func:`aligned`): its shape does not tell where the axes are of equal size.
+decided by value (:func:`turned_outputs`): its shape does not tell where the axes are of equal size.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,10 +57,10 @@ def run_samples(
         yield model.run_float(feed)
 
 
-def aligned(
+def turned_outputs(
     reference: Sequence[Mapping[str, Array]], candidate: Sequence[Mapping[str, Array]]
-) -> list[dict[str, Array]]:
-    """The candidate's outputs turned to channels-first where that is nearer the reference."""
+) -> frozenset[str]:
+    """The candidate's outputs that are nearer the channels-first reference when turned to it."""
     import numpy as np
 
     turned: set[str] = set()
@@ -72,10 +73,25 @@ def aligned(
                 or np.abs(other - wanted).max() < np.abs(found - wanted).max()
             ):
                 turned.add(name)
+    return frozenset(turned)
+
+
+def aligned(
+    candidate: Sequence[Mapping[str, Array]], turned: Collection[str]
+) -> list[dict[str, Array]]:
+    """The candidate with its ``turned`` outputs channels-first."""
+    import numpy as np
+
     return [
         {n: np.moveaxis(v, -1, 1) if n in turned else v for n, v in row.items()}
         for row in candidate
     ]
+
+
+def with_output_layouts(signature: Signature, like: Mapping[str, Layout]) -> Signature:
+    """The signature with its 4-D outputs' layouts by name: the file does not say them."""
+    outputs = tuple(replace(s, layout=like.get(s.name, s.layout)) for s in signature.outputs)
+    return replace(signature, outputs=outputs)
 
 
 def check_given(path: Path, inputs: Sequence[TensorShape]) -> None:
@@ -87,17 +103,23 @@ def check_given(path: Path, inputs: Sequence[TensorShape]) -> None:
     """
     from edgefuse.tflite.read import read_model, signature_of
 
+    float_model = "give the float32 .tflite that it was made from"
     model = read_model(path)
     signature = signature_of(model)
     found = {spec.name: list(spec.shape) for spec in signature.inputs}
     wanted = {i.name: list(i.shape) for i in inputs}
     if found != wanted:
-        raise RecipeError(f"model.inputs says {wanted}, the file has {found}", where=path.name)
+        raise RecipeError(
+            f"model.inputs says {wanted}, the file has {found}",
+            where=str(path),
+            hint="take the file's names and shapes; `edgefuse init` writes them for you",
+        )
     for spec in (*signature.inputs, *signature.outputs):
         if spec.dtype != "float32":
             raise SourceError(
                 f"{spec.name!r} is {spec.dtype}: only a float model can be quantised",
-                where=path.name,
+                where=str(path),
+                hint=float_model,
             )
     if any(t.scales for t in model.tensors):
-        raise SourceError("the model is quantised already", where=path.name)
+        raise SourceError("the model is quantised already", where=str(path), hint=float_model)

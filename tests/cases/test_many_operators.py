@@ -165,6 +165,12 @@ def test_case_20_outputs_keep_names_and_order(made: Run) -> None:
         signature = signature_of(read_model(path))
         assert [spec.name for spec in signature.outputs] == list(HEADS)
         assert [spec.name for spec in signature.inputs] == list(SHAPES)
+    manifest = json.loads((made.out / "bundle/manifest.json").read_text())
+    for side in ("signature", "float_signature"):
+        layouts = {spec["name"]: spec["layout"] for spec in manifest[side]["outputs"]}
+        # The converter leaves this one as it was in ONNX.
+        assert layouts.pop("residual_relu") == "NCHW"
+        assert set(layouts.values()) == {"NHWC", "other"}
 
 
 def test_case_21_the_given_file_is_untouched(made: Run, folder: Path) -> None:
