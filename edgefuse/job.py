@@ -7,11 +7,11 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from edgefuse.data import SampleSet, open_samples
+from edgefuse.data import SampleSet, open_samples, require_labels
 from edgefuse.errors import RecipeError
 from edgefuse.keys import version
 from edgefuse.plan import Job
-from edgefuse.recipe import Recipe
+from edgefuse.recipe import Recipe, Samples
 from edgefuse.store import Store, default_root
 from edgefuse.target import load_target
 from edgefuse.yaml_file import read_yaml, validate, with_overrides
@@ -39,13 +39,24 @@ def make_job(path: Path, settings: Sequence[str] = (), target: str | None = None
 
     @functools.cache
     def samples_of(role: str) -> SampleSet:
-        return open_samples(
-            getattr(recipe.data, role),
-            preprocess=recipe.preprocess,
-            inputs=recipe.model.inputs,
-            base=base,
-            memo=store.root / "memo.json" if store.root.is_dir() else None,
-        )
+        try:
+            found = open_samples(
+                getattr(recipe.data, role),
+                preprocess=recipe.preprocess,
+                inputs=recipe.model.inputs,
+                base=base,
+                memo=store.root / "memo.json" if store.root.is_dir() else None,
+            )
+        except RecipeError as error:
+            if error.where in Samples.model_fields:
+                error.where = f"data.{role}.{error.where}"
+            raise
+        accuracy = recipe.gates.accuracy
+        if role == "report":
+            require_labels(found, "data.report")
+        elif role == "evaluation" and accuracy and accuracy.max_drop_points is not None:
+            require_labels(found, "gates.accuracy.max_drop_points")
+        return found
 
     @functools.cache
     def fingerprint() -> str:
@@ -55,6 +66,11 @@ def make_job(path: Path, settings: Sequence[str] = (), target: str | None = None
         facts = machine(f"{distribution} {version(distribution)}")
         return str(facts["sha256"])
 
+    def place(where: str) -> str:
+        keys = tuple(where.split("."))
+        is_key = ":" not in where and keys[0] in Recipe.model_fields
+        return f"{document.where(keys)}: {where}" if is_key else where
+
     return Job(
         recipe,
         board,
@@ -63,6 +79,7 @@ def make_job(path: Path, settings: Sequence[str] = (), target: str | None = None
         digest_of=lambda role: samples_of(role).digest,
         blobs_of=lambda role: samples_of(role).blobs,
         fingerprint=fingerprint,
+        place=place,
     )
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from edgefuse.errors import UsageError
+from edgefuse.errors import RecipeError, UsageError
 from edgefuse.keys import blobs_in, differences, key_of, section, static_parts, versions
 from edgefuse.recipe import Blob, Recipe
 from edgefuse.stage import STAGES, Stage
@@ -26,6 +26,7 @@ class Job:
     Attributes:
         digest_of: the digest of a sample set by role (calibration, evaluation, report).
         blobs_of: what a sample set downloads, by role.
+        place: a dotted key of the recipe with its file:line; anything else unchanged.
         fingerprint: the digest of the machine and runtime that measurements depend on.
     """
 
@@ -36,6 +37,7 @@ class Job:
     digest_of: Callable[[str], str]
     blobs_of: Callable[[str], Sequence[Blob]]
     fingerprint: Callable[[], str]
+    place: Callable[[str], str] = str
 
 
 @dataclass(frozen=True)
@@ -141,7 +143,19 @@ def parts_of(job: Job, stage: Stage, inputs: Mapping[str, str]) -> dict[str, Any
 
 
 def make_plan(job: Job, selection: Selection = Selection()) -> list[Step]:
-    """What would run. Reads the recipe's files and the store; changes nothing."""
+    """What would run. Reads the recipe's files and the store; changes nothing.
+
+    Raises:
+        RecipeError, SourceError, DataError: a file that the recipe names cannot be used.
+    """
+    try:
+        return _make_plan(job, selection)
+    except RecipeError as error:
+        error.where = job.place(error.where)
+        raise
+
+
+def _make_plan(job: Job, selection: Selection) -> list[Step]:
     stages = stages_of(job.recipe, selection)
     forced = _forced(stages, selection)
     known: dict[str, str] = {}

@@ -18,7 +18,7 @@ from typing import Any, Literal
 from edgefuse import publish
 from edgefuse.artifact import Artifact
 from edgefuse.console import Console
-from edgefuse.errors import EdgefuseError, GateFailed, Inconclusive, StoreError
+from edgefuse.errors import EdgefuseError, GateFailed, Inconclusive, RecipeError, StoreError
 from edgefuse.fetch import Downloads
 from edgefuse.keys import key_of, local_file
 from edgefuse.plan import Job, Selection, Step, make_plan, needed_blobs, parts_of
@@ -79,6 +79,8 @@ class Runner:
             self._run()
         except EdgefuseError as error:
             log.exception("run ended: %s", error.message)
+            if isinstance(error, RecipeError):
+                error.where = self.job.place(error.where)
             self.result.error = error
             if self.result.outcomes:
                 with contextlib.suppress(StoreError):

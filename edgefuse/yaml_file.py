@@ -263,7 +263,8 @@ def _describe(
         ]
         close = difflib.get_close_matches(value, options, n=1, cutoff=0.4)
         hint = f"did you mean {close[0]!r}?" if close else ""
-    return where, f"{dotted}: {text[:1].lower() + text[1:]}{shown}", hint
+    key = f"{dotted}: " if path else ""
+    return where, f"{key}{text[:1].lower() + text[1:]}{shown}", hint
 
 
 def _fields(model: type[BaseModel], location: Sequence[str | int]) -> list[str]:

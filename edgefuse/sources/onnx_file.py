@@ -46,8 +46,8 @@ def load(path: Path, model: Model) -> Any:
         )
     _load_external(proto, path)
     _check_opsets(proto, where)
-    _check_training(proto, where)
     _check_finite(proto, where)
+    _check_training(proto, where)
     _pin_inputs(proto, model, where)
     try:
         onnx.checker.check_model(proto, full_check=True)
@@ -153,7 +153,14 @@ def _check_finite(proto: Any, where: str) -> None:
 
     held = (a.t for node in _nodes(proto) for a in node.attribute if a.HasField("t"))
     for tensor in (*proto.graph.initializer, *held):
-        array = onnx.numpy_helper.to_array(tensor)
+        try:
+            array = onnx.numpy_helper.to_array(tensor)
+        except Exception as error:
+            raise SourceError(
+                f"tensor {tensor.name!r} cannot be read: {_one_line(error)}",
+                where=where,
+                hint="the file or its external data are cut short or mixed up: save them again",
+            ) from error
         if np.issubdtype(array.dtype, np.floating) and np.isnan(array).any():
             raise SourceError(
                 f"weights hold NaN in {tensor.name or 'a constant'}",
@@ -170,18 +177,26 @@ def _pin_inputs(proto: Any, model: Model, where: str) -> None:
     wanted = {i.name: i for i in model.inputs}
     if set(inputs) != set(wanted):
         raise RecipeError(
-            f"model.inputs names {sorted(wanted)}, the file has {sorted(inputs)}", where=where
+            f"model.inputs names {sorted(wanted)}, the file has {sorted(inputs)}",
+            where=where,
+            hint="take the file's names; `edgefuse init` writes them for you",
         )
     outputs = [o.name for o in proto.graph.output]
     if model.outputs and list(model.outputs) != outputs:
         raise RecipeError(
-            f"model.outputs names {list(model.outputs)}, the file has {outputs}", where=where
+            f"model.outputs names {list(model.outputs)}, the file has {outputs}",
+            where=where,
+            hint="take the file's names in its order, or leave model.outputs out",
         )
     for name, value in inputs.items():
         tensor = value.type.tensor_type
         if tensor.elem_type != onnx.TensorProto.FLOAT:
             kind = onnx.TensorProto.DataType.Name(tensor.elem_type)
-            raise SourceError(f"input {name!r} is {kind}; only FLOAT can be quantised", where=where)
+            raise SourceError(
+                f"input {name!r} is {kind}; only FLOAT can be quantised",
+                where=where,
+                hint="export the model with float32 inputs; embed integer look-ups after it",
+            )
         dims = tensor.shape.dim
         shape = wanted[name].shape
         found = [d.dim_value if d.HasField("dim_value") else d.dim_param or "?" for d in dims]
@@ -192,6 +207,7 @@ def _pin_inputs(proto: Any, model: Model, where: str) -> None:
             raise RecipeError(
                 f"model.inputs: {name!r} has shape {list(shape)}, the file has {found}",
                 where=where,
+                hint="only named or unknown sizes of the file can be pinned to others",
             )
         for dim, size in zip(dims, shape):
             dim.dim_value = size

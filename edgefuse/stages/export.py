@@ -106,6 +106,7 @@ def _from_torch(
     with torch.no_grad():
         for tensors in arguments:
             reference.append(dict(zip(outputs, _predict(module, tensors, outputs))))
+    _require_finite(reference, recipe.model.torch.callable)
     context.progress(2, 4, "exporting")
     with _to_log(context.log):
         try:
@@ -130,6 +131,19 @@ def _from_torch(
                 hint="the log has the exporter's report; avoid data-dependent control flow",
             ) from error
     return reference
+
+
+def _require_finite(reference: list[dict[str, Any]], where: str) -> None:
+    import numpy as np
+
+    for index, row in enumerate(reference):
+        for name, values in row.items():
+            if not np.isfinite(values).all():
+                raise SourceError(
+                    f"the model answers NaN or infinity: output {name!r}, sample {index}",
+                    where=where,
+                    hint="check the weights, the preprocessing and the samples",
+                )
 
 
 def _predict(module: Any, tensors: tuple[Any, ...], outputs: list[str]) -> list[Any]:
@@ -174,7 +188,9 @@ def _from_onnx(
     proto = onnx_file.load(given, recipe.model)
     onnx.save(proto, raw)
     context.progress(2, 4, "reference")
-    return run_onnx(given, feeds)
+    reference = run_onnx(given, feeds)
+    _require_finite(reference, str(given))
+    return reference
 
 
 @contextmanager
