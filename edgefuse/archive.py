@@ -12,6 +12,8 @@ from pathlib import Path, PurePosixPath
 
 from edgefuse.errors import StageError
 
+_AGAIN = "copy it again, or run the recipe that made it"
+
 
 def pack(members: Mapping[str, bytes], destination: Path) -> None:
     """Write an archive of the members (name -> bytes)."""
@@ -35,7 +37,9 @@ def unpack(source: Path, folder: Path) -> list[str]:
     names = []
     try:
         if not _ends(source):
-            raise StageError("not a whole archive: its end is missing", where=str(source))
+            raise StageError(
+                "not a whole archive: its end is missing", where=str(source), hint=_AGAIN
+            )
         with tarfile.open(source, "r:") as archive:
             for member in archive:
                 if not member.isfile():
@@ -50,7 +54,7 @@ def unpack(source: Path, folder: Path) -> list[str]:
                 path.write_bytes(data)
                 names.append(member.name)
     except tarfile.TarError as error:
-        raise StageError(f"not a whole archive: {error}", where=str(source)) from None
+        raise StageError(f"not a whole archive: {error}", where=str(source), hint=_AGAIN) from None
     return names
 
 

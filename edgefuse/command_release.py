@@ -89,7 +89,7 @@ def _require_evidence(bundle: Path, sha256: str) -> None:
     path = bundle.with_name("evidence.json")
     try:
         evidence: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        bound, gates = evidence["bundle_sha256"], evidence["gates"]
+        bound, gates = str(evidence["bundle_sha256"]), evidence["gates"]
         verdicts = {gate["name"]: gate["verdict"] for gate in gates}
     except (OSError, ValueError, KeyError, TypeError):
         raise UsageError(

@@ -51,11 +51,6 @@ def run_recipe(
         raise_disk_error(error, folder)
     log_file = (folder / "edgefuse.log").absolute()
     console = consoles.choose(quiet=quiet, verbose=verbose)
-    for name in ("report.json", "report.html"):
-        try:
-            (folder / name).unlink(missing_ok=True)
-        except OSError as error:
-            raise_disk_error(error, folder / name)
     with _logged(log_file, command):
 
         def say(text: str) -> None:

@@ -9,7 +9,9 @@ of them.
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
+import json
 import mmap
 import platform
 import re
@@ -19,9 +21,10 @@ from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
 from edgefuse.artifact import digest_bytes, digest_file, digest_json
-from edgefuse.errors import RecipeError, SourceError
+from edgefuse.errors import RecipeError, SourceError, StoreError
 from edgefuse.fetch import local_path
 from edgefuse.recipe import Blob, LocalFile, Recipe, Section, TorchModel
+from edgefuse.store import default_root, write_atomically
 
 if TYPE_CHECKING:
     from edgefuse.stage import Stage
@@ -241,12 +244,52 @@ def _module_file(name: str, root: Path) -> Path | None:
 def _parse(file: Path, module: str) -> tuple[bytes, list[str]]:
     """A module's source and the modules it may import, ``if TYPE_CHECKING`` blocks left out."""
     source = file.read_bytes()
-    try:
-        tree = ast.parse(source)
-    except (SyntaxError, ValueError) as error:
-        raise RecipeError(f"not valid Python: {error}", where=str(file)) from None
     package = module if file.name == "__init__.py" else module.rpartition(".")[0]
-    return source, sorted(set(_imports(tree, package)))
+    known = _known_imports()
+    place = f"{package} {digest_bytes(source)}"
+    if place not in known:
+        try:
+            tree = ast.parse(source)
+        except (SyntaxError, ValueError) as error:
+            raise RecipeError(f"not valid Python: {error}", where=str(file)) from None
+        known[place] = sorted(set(_imports(tree, package)))
+    return source, known[place]
+
+
+@functools.cache
+def _known_imports() -> dict[str, list[str]]:
+    """What sources of given bytes import, from earlier runs: parsing them all takes a second."""
+    try:
+        known: dict[str, list[str]] = json.loads(_imports_file().read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return known if isinstance(known, dict) else {}
+
+
+def _imports_file() -> Path:
+    return default_root() / f"imports-{code_version()}.json"
+
+
+@functools.cache
+def code_version() -> str:
+    """Digest of this module: it decides what counts as an import."""
+    return digest_bytes(Path(__file__).read_bytes())[:16]
+
+
+def remember_imports() -> None:
+    """Keep what was parsed for the next run; a store that cannot be written is no matter here."""
+    known = _known_imports()
+    path = _imports_file()
+    if known and (not path.is_file() or len(known) != _count(path)):
+        with contextlib.suppress(StoreError):
+            write_atomically(path, json.dumps(known, sort_keys=True).encode())
+
+
+def _count(path: Path) -> int:
+    try:
+        return len(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError):
+        return 0
 
 
 def _imports(node: ast.AST, package: str) -> Iterator[str]:
@@ -270,7 +313,20 @@ def _registered(name: str) -> Iterator[str]:
     """The modules of a registry's folder, if this is a registry: who imports it, uses them all."""
     module, _, attribute = name.rpartition(".")
     file = _module_file(module, _PACKAGE.parent) if attribute.isupper() else None
-    for node in ast.parse(file.read_bytes()).body if file is not None else ():
+    if file is None:
+        return
+    source = file.read_bytes()
+    known = _known_imports()
+    place = f"registry {attribute} {digest_bytes(source)}"
+    if place not in known:
+        known[place] = list(_registry_folders(ast.parse(source), attribute))
+    for folder in known[place]:
+        files = _PACKAGE.parent.joinpath(*folder.split(".")).glob("*.py")
+        yield from (f"{folder}.{file.stem}" for file in sorted(files))
+
+
+def _registry_folders(tree: ast.Module, attribute: str) -> Iterator[str]:
+    for node in tree.body:
         match node:
             case ast.AnnAssign(
                 target=ast.Name(id=target),
@@ -278,5 +334,4 @@ def _registered(name: str) -> Iterator[str]:
                     func=ast.Name(id="Registry"), args=[ast.Constant(value=str(folder))]
                 ),
             ) if target == attribute:
-                files = _PACKAGE.parent.joinpath(*folder.split(".")).glob("*.py")
-                yield from (f"{folder}.{file.stem}" for file in sorted(files))
+                yield folder

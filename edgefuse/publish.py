@@ -49,6 +49,19 @@ def withdraw(out: Path, recipe: str, stages: Iterable[Stage]) -> None:
             raise_disk_error(error, path)
 
 
+def withdraw_report(out: Path) -> None:
+    """Remove the report of an earlier run: until this one ends, nothing is known of it.
+
+    Raises:
+        StoreError: it cannot be removed.
+    """
+    for path in (out / "report.json", out / "report.html"):
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            raise_disk_error(error, path)
+
+
 def _unpack(archive: Path, folder: Path) -> None:
     try:
         temporary = Path(tempfile.mkdtemp(prefix=".tmp-bundle-", dir=folder.parent))

@@ -98,6 +98,12 @@ def write_atomically(path: Path, data: bytes) -> None:
         raise
 
 
+def write_changed(path: Path, data: bytes) -> None:
+    """As :func:`write_atomically`, but a file that holds these bytes already is left alone."""
+    if not (path.is_file() and path.read_bytes() == data):
+        write_atomically(path, data)
+
+
 def copy_atomically(source: Path, path: Path) -> None:
     """Copy a file so that ``path`` is the whole new content or untouched.
 

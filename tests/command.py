@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import logging
 import sys
@@ -40,7 +41,7 @@ def edgefuse(*words: str | Path) -> Ended:
             contextlib.redirect_stderr(err),
             warnings.catch_warnings(),
         ):
-            code = cli._guarded(cli.app)
+            code = cli._guarded(functools.partial(cli.app, prog_name="edgefuse"))
     finally:
         sys.argv, sys.path[:] = argv, path
         logging.getLogger().handlers = loggers

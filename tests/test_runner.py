@@ -304,6 +304,16 @@ def test_no_report_of_an_older_run_survives_an_interruption(fakes: Fakes, tmp_pa
     assert fakes.published() == {"edgefuse.log", "tiny_alpha.onnx", "tiny_beta.onnx"}
 
 
+def test_a_run_of_what_is_stored_changes_no_file(fakes: Fakes, tmp_path: Path) -> None:
+    words = ("run", tmp_path / "recipe.yaml", "--out", fakes.out)
+    for _ in range(2):
+        assert edgefuse(*words).code == 0
+    before = {p: (p.stat().st_mtime_ns, p.stat().st_ino) for p in fakes.out.rglob("*")}
+    assert edgefuse(*words).code == 0
+    after = {p: (p.stat().st_mtime_ns, p.stat().st_ino) for p in fakes.out.rglob("*")}
+    assert {p.name for p in before if before[p] != after[p]} <= {"edgefuse.log"}
+
+
 def test_json_holds_the_error_and_stderr_tells_it_once(fakes: Fakes, tmp_path: Path) -> None:
     fakes.figures["gate_one"] = (9.0, 8.0)
     ended = edgefuse("run", tmp_path / "recipe.yaml", "--out", fakes.out, "--json")

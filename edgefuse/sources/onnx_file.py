@@ -48,16 +48,23 @@ def load(path: Path, model: Model) -> Any:
     _check_opsets(proto, where)
     _check_finite(proto, where)
     _check_training(proto, where)
+    _check_graph(proto, where, full_check=False)
     _pin_inputs(proto, model, where)
+    _check_graph(proto, where, full_check=True)
+    return proto
+
+
+def _check_graph(proto: Any, where: str, *, full_check: bool) -> None:
+    import onnx
+
     try:
-        onnx.checker.check_model(proto, full_check=True)
+        onnx.checker.check_model(proto, full_check=full_check)
     except Exception as error:
         raise SourceError(
             f"the ONNX checker refuses it: {_one_line(error)}",
             where=where,
             hint="an unsupported operator or a broken graph: export it again",
         ) from error
-    return proto
 
 
 def _load_external(proto: Any, path: Path) -> None:
@@ -199,7 +206,7 @@ def _pin_inputs(proto: Any, model: Model, where: str) -> None:
             )
         dims = tensor.shape.dim
         shape = wanted[name].shape
-        found = [d.dim_value if d.HasField("dim_value") else d.dim_param or "?" for d in dims]
+        found = [d.dim_value if d.dim_value > 0 else d.dim_param or "?" for d in dims]
         fits = len(found) == len(shape) and all(
             isinstance(d, str) or d == s for d, s in zip(found, shape)
         )
@@ -209,8 +216,9 @@ def _pin_inputs(proto: Any, model: Model, where: str) -> None:
                 where=where,
                 hint="only named or unknown sizes of the file can be pinned to others",
             )
-        for dim, size in zip(dims, shape):
-            dim.dim_value = size
+        del dims[:]
+        for size in shape:
+            dims.add().dim_value = size
     del proto.graph.value_info[:]
     for output in proto.graph.output:
         output.type.tensor_type.ClearField("shape")

@@ -1,0 +1,142 @@
+"""release and push: only what passed every gate, with its evidence, leaves the machine."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command import edgefuse
+from fake_stages import TEXT, Fakes, fakes
+
+from edgefuse.archive import pack
+from edgefuse.artifact import digest_file
+
+__all__ = ["fakes"]
+
+GATES = """\
+release: true
+gates:
+  accuracy: {min_sqnr_db: 1}
+  memory: {max_arena_bytes: 1}
+  latency: {max_ratio_to_float: 1}
+"""
+
+
+@pytest.fixture
+def dist(fakes: Fakes) -> Path:
+    (fakes.folder / "recipe.yaml").write_text(TEXT + GATES)
+    (fakes.folder / "other.yaml").write_text(TEXT.replace("tiny", "other") + GATES)
+    (fakes.folder / "draft.yaml").write_text(TEXT.replace("tiny", "draft"))
+    return fakes.folder / "dist"
+
+
+def test_every_recipe_that_is_to_be_released(fakes: Fakes, dist: Path) -> None:
+    names = [fakes.folder / name for name in ("recipe.yaml", "draft.yaml", "other.yaml")]
+    ended = edgefuse("release", *names, "--out", dist, "-q")
+    assert ended.code == 0, ended.err
+    first, second = ended.out.splitlines()
+    bundle = dist / "tiny" / "tiny.bundle.tar"
+    assert first == f"{bundle}  {digest_file(bundle)}" and "other.bundle.tar" in second
+    assert sorted(p.name for p in dist.iterdir()) == ["other", "tiny"]
+    evidence = json.loads((dist / "tiny/evidence.json").read_text())
+    assert evidence["bundle_sha256"] == digest_file(bundle) and evidence["verdict"] == "pass"
+
+
+def test_a_release_measures_anew(fakes: Fakes, dist: Path) -> None:
+    for _ in range(2):
+        fakes.ran.clear()
+        assert edgefuse("release", fakes.folder / "recipe.yaml", "--out", dist, "-q").code == 0
+    assert fakes.ran == ["gate_two"]
+
+
+@pytest.mark.parametrize(("figure", "code"), [((9.0, 8.0), 1), ((11.0, 9.0), 4)])
+def test_the_first_that_does_not_pass_stops_it(fakes: Fakes, dist: Path, figure, code) -> None:
+    paths = [fakes.folder / "recipe.yaml", fakes.folder / "other.yaml"]
+    assert edgefuse("release", *paths, "--out", dist, "-q").code == 0
+    fakes.figures["gate_two"] = figure
+    ended = edgefuse("release", *paths, "--out", dist, "-q")
+    assert ended.code == code and len(ended.messages) == 1
+    assert "recipe.yaml: gate_two: figure" in ended.err and "hint: mend gate_two" in ended.err
+    assert not (dist / "tiny/tiny.bundle.tar").exists() and not (dist / "tiny/bundle").exists()
+    assert not (dist / "tiny/evidence.json").exists()
+    assert (dist / "other/other.bundle.tar").exists(), "not reached"
+
+
+def test_two_recipes_of_one_name(fakes: Fakes, dist: Path) -> None:
+    (fakes.folder / "other.yaml").write_text(TEXT + GATES)
+    paths = [fakes.folder / "recipe.yaml", fakes.folder / "other.yaml"]
+    ended = edgefuse("release", *paths, "--out", dist)
+    assert ended.code == 2 and "has the name 'tiny' too" in ended.err and not dist.exists()
+
+
+def bundle(folder: Path, **changes: Any) -> Path:
+    path = folder / "net.bundle.tar"
+    pack({"manifest.json": b'{"weights": "given"}', "models/m": b"model"}, path)
+    gates = [{"name": n, "verdict": "pass"} for n in ("accuracy", "memory", "latency")]
+    fields = {"bundle_sha256": digest_file(path), "verdict": "pass", "gates": gates, **changes}
+    (folder / "evidence.json").write_text(json.dumps(fields))
+    return path
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    return tmp_path
+
+
+def test_push_installs_once(home: Path) -> None:
+    path = bundle(home)
+    first, second = (edgefuse("push", path, "--target", "host") for _ in range(2))
+    assert first.code == second.code == 0, first.err
+    assert "host: installed" in first.out and "already current" in second.out
+    current = home / "home/.local/share/edgefuse/host/current"
+    assert (current / "models/m").read_bytes() == b"model", list((home / "home").rglob("*"))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"verdict": "incomplete"},
+        {"verdict": "error"},
+        {"gates": []},
+        {"gates": [{"name": "accuracy", "verdict": "pass"}]},
+        {"bundle_sha256": "0" * 64},
+    ],
+)
+def test_push_refuses_what_did_not_pass(home: Path, changes: dict[str, Any]) -> None:
+    ended = edgefuse("push", bundle(home, **changes), "--target", "host")
+    assert ended.code == 1 and len(ended.messages) == 1 and "hint: " in ended.err
+    assert not (home / "home").exists()
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", "{", '{"gates": 3}', '{"bundle_sha256": 1, "gates": [1]}',
+     '{"bundle_sha256": null, "gates": []}'],
+)  # fmt: skip
+def test_push_refuses_evidence_that_says_nothing(home: Path, text: str) -> None:
+    path = bundle(home)
+    (home / "evidence.json").write_text(text)
+    ended = edgefuse("push", path, "--target", "host")
+    assert ended.code in (1, 2) and "internal" not in ended.err and len(ended.messages) == 1
+    assert not (home / "home").exists()
+
+
+def test_push_never_installs_random_weights(home: Path) -> None:
+    bundle(home)
+    pack({"manifest.json": b'{"weights": "random"}'}, home / "net.bundle.tar")
+    evidence = json.loads((home / "evidence.json").read_text())
+    evidence["bundle_sha256"] = digest_file(home / "net.bundle.tar")
+    (home / "evidence.json").write_text(json.dumps(evidence))
+    ended = edgefuse("push", home / "net.bundle.tar", "--target", "host")
+    assert ended.code == 3 and "random weights" in ended.err
+    assert not list((home / "home").rglob("current"))
+
+
+def test_push_needs_a_place(home: Path) -> None:
+    target = home / "board.yaml"
+    target.write_text("name: board\nsummary: b\ntransport: local\nruntime: litert\n")
+    ended = edgefuse("push", bundle(home), "--target", str(target))
+    assert ended.code == 2 and "target board has no install_path" in ended.err
