@@ -24,7 +24,7 @@ from edgefuse.artifact import digest_bytes, digest_file, digest_json
 from edgefuse.errors import RecipeError, SourceError, StoreError
 from edgefuse.fetch import local_path
 from edgefuse.recipe import Blob, LocalFile, Recipe, Section, TorchModel
-from edgefuse.store import default_root, write_atomically
+from edgefuse.store import default_root, write_changed
 
 if TYPE_CHECKING:
     from edgefuse.stage import Stage
@@ -260,10 +260,11 @@ def _parse(file: Path, module: str) -> tuple[bytes, list[str]]:
 def _known_imports() -> dict[str, list[str]]:
     """What sources of given bytes import, from earlier runs: parsing them all takes a second."""
     try:
-        known: dict[str, list[str]] = json.loads(_imports_file().read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        record = json.loads(_imports_file().read_text(encoding="utf-8"))
+        known: dict[str, list[str]] = record["imports"]
+        return known if digest_json(known) == record["digest"] else {}
+    except (OSError, ValueError, KeyError, TypeError):
         return {}
-    return known if isinstance(known, dict) else {}
 
 
 def _imports_file() -> Path:
@@ -279,17 +280,9 @@ def code_version() -> str:
 def remember_imports() -> None:
     """Keep what was parsed for the next run; a store that cannot be written is no matter here."""
     known = _known_imports()
-    path = _imports_file()
-    if known and (not path.is_file() or len(known) != _count(path)):
-        with contextlib.suppress(StoreError):
-            write_atomically(path, json.dumps(known, sort_keys=True).encode())
-
-
-def _count(path: Path) -> int:
-    try:
-        return len(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError):
-        return 0
+    text = json.dumps({"digest": digest_json(known), "imports": known}, sort_keys=True)
+    with contextlib.suppress(OSError, StoreError):
+        write_changed(_imports_file(), text.encode())
 
 
 def _imports(node: ast.AST, package: str) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
@@ -296,6 +297,39 @@ def test_our_own_sources_enter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         assert touched("report/html.py") == touched("command_doctor.py") == set()
     finally:
         for cached in (keys.code_digest, keys._own):
+            cached.cache_clear()
+
+
+@pytest.mark.parametrize("damage", ["", "[]", "{}", "null", "flip", "values"])
+def test_remembered_imports_are_verified(tmp_path: Path, monkeypatch, damage: str) -> None:
+    monkeypatch.setenv("EDGEFUSE_CACHE", str(tmp_path / "cache"))
+    caches = (keys.code_digest, keys._own, keys._known_imports)
+
+    def digests() -> list[str]:
+        for cached in caches:
+            cached.cache_clear()
+        return [code_digest(f"edgefuse.stages.{name}") for name in NAMES]
+
+    try:
+        before = digests()
+        keys.remember_imports()
+        (path,) = (tmp_path / "cache").glob("imports-*.json")
+        text = path.read_text()
+        monkeypatch.setattr(keys.ast, "parse", lambda *_: pytest.fail("parsed again"))
+        assert digests() == before, "nothing is parsed twice"
+        monkeypatch.undo()
+        monkeypatch.setenv("EDGEFUSE_CACHE", str(tmp_path / "cache"))
+        if damage == "flip":
+            path.write_text(text.replace("edgefuse.quant.ranges", "edgefuse.quant.rangex"))
+        elif damage == "values":
+            path.write_text(json.dumps(dict.fromkeys(json.loads(text), 3)))
+        else:
+            path.write_text(damage)
+        assert digests() == before
+        keys.remember_imports()
+        assert path.read_text() == text
+    finally:
+        for cached in caches:
             cached.cache_clear()
 
 

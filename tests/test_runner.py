@@ -248,13 +248,13 @@ def test_full_disk_in_the_store_leaves_nothing_half_written(
 def test_a_disk_that_is_really_full(fakes: Fakes, tmp_path: Path, monkeypatch) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=128k", "tmpfs", str(disk)]
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)]
     if subprocess.run(mount, stderr=subprocess.DEVNULL).returncode:
         pytest.skip("this machine lets nobody mount")
     try:
         monkeypatch.setenv("EDGEFUSE_CACHE", str(disk / "cache"))
-        (disk / "filler").write_bytes(b"x" * 90_000)
-        fakes.trouble["beta"] = lambda: (disk / "big").write_bytes(b"x" * 200_000)  # type: ignore
+        (disk / "filler").write_bytes(b"x" * 800_000)
+        fakes.trouble["beta"] = lambda: (disk / "big").write_bytes(b"x" * 900_000)  # type: ignore
         ended = edgefuse("run", tmp_path / "recipe.yaml", "--out", disk / "out")
         assert ended.code == 3 and "no space left on the disk" in ended.err
         assert len(ended.messages) == 1 and "Traceback" not in ended.err + ended.out
