@@ -970,8 +970,14 @@ def told(row: Row, ended: Ended) -> str:
     return "\n".join(lines[first:] if row.code else lines[first : first + 1])
 
 
+def summary() -> str:
+    """Every row as Markdown, without running it: the input and the exit code."""
+    lines = [f"| {one.what} | {one.code} |" for one in ROWS.values()]
+    return "\n".join(["| input | exit code |", "|---|---|", *lines])
+
+
 def table() -> str:
-    """Every row as Markdown: the input, the exit code, the message."""
+    """Every row as Markdown: the input, the exit code, the message as it is on this machine."""
     import tempfile
 
     lines = ["| input | exit code | message |", "|---|---|---|"]

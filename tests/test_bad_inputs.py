@@ -12,8 +12,9 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
-from bad_inputs import NET, ROWS, TORCH, Place
+from bad_inputs import NET, ROWS, TEXT, TORCH, Place
 from command import edgefuse
 
 from edgefuse.artifact import digest_file
@@ -100,6 +101,25 @@ def test_ctrl_c_ends_with_130_and_the_next_run_goes_on(place: Place) -> None:
     again = edgefuse(*words)
     assert again.code == 0, again.err
     assert (place.out / "net.onnx").is_file()
+
+
+def test_ctrl_c_during_a_conversion_leaves_no_child(place: Place) -> None:
+    words = [str(word) for word in place.onnx(TEXT)]
+    command = [sys.executable, "-m", "edgefuse.cli", *words]
+    child = subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, cwd=place.folder
+    )
+    parent, deadline = psutil.Process(child.pid), time.monotonic() + 60
+    workers: list[psutil.Process] = []
+    while not workers and child.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+        workers = [c for c in parent.children() if "convert_worker" in " ".join(c.cmdline())]
+    child.send_signal(signal.SIGINT)
+    _, err = child.communicate(timeout=30)
+    assert child.returncode == 130 and "edgefuse: interrupted" in err, err
+    assert workers and not psutil.wait_procs(workers, timeout=5)[1]
+    assert not list((place.cache / "work").iterdir())
+    assert {p.name for p in place.out.iterdir()} == {"edgefuse.log", "net.onnx", "net_fused.onnx"}
 
 
 def test_the_recipe_of_these_rows_is_a_good_one(place: Place) -> None:
