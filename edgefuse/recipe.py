@@ -5,8 +5,6 @@ A recipe is plain data. ``load_recipe`` (in :mod:`edgefuse.yaml_file`) turns a f
 Schema (``edgefuse schema``) and ``configs/README.md`` are generated from them.
 """
 
-from __future__ import annotations
-
 import difflib
 import re
 from pathlib import Path
@@ -20,6 +18,7 @@ from pydantic import (
     field_validator,
     model_validator,
 )
+from typing_extensions import Self
 
 SHA256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$", description="SHA-256, 64 hex digits.")]
 NAME = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
@@ -114,7 +113,7 @@ class Model(Section):
     outputs: tuple[str, ...] = Field((), description="Names of the outputs; needed for torch.")
 
     @model_validator(mode="after")
-    def _one_source(self) -> Model:
+    def _one_source(self) -> Self:
         given = [k for k in ("torch", "onnx", "tflite") if getattr(self, k) is not None]
         if len(given) != 1:
             raise ValueError(f"give exactly one of torch, onnx, tflite (found: {given or 'none'})")
@@ -182,7 +181,7 @@ class Split(Section):
     after: int | None = Field(None, ge=0, description="Take all but the first N.")
 
     @model_validator(mode="after")
-    def _one_part(self) -> Split:
+    def _one_part(self) -> Self:
         if (self.first is None) == (self.after is None):
             raise ValueError("give exactly one of first, after")
         return self
@@ -204,7 +203,7 @@ class Samples(Section):
     split: Split | None = Field(None, description="Folders only; null: every picture.")
 
     @model_validator(mode="after")
-    def _one_kind(self) -> Samples:
+    def _one_kind(self) -> Self:
         given = [k for k in ("manifest", "folder", "arrays") if getattr(self, k) is not None]
         if len(given) != 1:
             raise ValueError(
@@ -277,7 +276,11 @@ class Quantize(Section):
         "percentile", description="Whether the rarest values of an activation are cut, or kept."
     )
     tail_percent: float = Field(
-        0.01, ge=0, lt=50, description="Cut from each end of a tensor's values (percentile)."
+        0.01,
+        ge=0,
+        lt=50,
+        description="Cut from each end of a tensor's values (percentile); the model's inputs and "
+        "outputs are never cut.",
     )
     input: Literal["int8", "float32"] = Field("int8", description="Type of the model's inputs.")
     output: Literal["int8", "float32"] = Field("int8", description="Type of the outputs.")
@@ -307,7 +310,7 @@ class AccuracyGate(Section):
     resamples: int = Field(2000, ge=200, description="Bootstrap resamples.")
 
     @model_validator(mode="after")
-    def _has_threshold(self) -> AccuracyGate:
+    def _has_threshold(self) -> Self:
         limits = (self.min_agreement_percent, self.min_sqnr_db, self.max_drop_points)
         if all(limit is None for limit in limits):
             raise ValueError("a gate without a threshold decides nothing: give at least one")
@@ -339,7 +342,7 @@ class LatencyGate(Section):
     rounds: int = Field(40, ge=10, description="Interleaved rounds a process.")
 
     @model_validator(mode="after")
-    def _has_threshold(self) -> LatencyGate:
+    def _has_threshold(self) -> Self:
         if self.max_ratio_without_int8_dot is not None and self.max_ratio_to_float is None:
             raise ValueError("max_ratio_without_int8_dot needs max_ratio_to_float beside it")
         if self.max_ratio_to_float is None and self.max_p90_ms is None:
@@ -384,7 +387,7 @@ class Recipe(Section):
     package: Package = Package()
 
     @model_validator(mode="after")
-    def _consistent(self) -> Recipe:
+    def _consistent(self) -> Self:
         if self.release and self.model.random_weights:
             raise ValueError("random weights can never be released: set release: false")
         gates = self.gates

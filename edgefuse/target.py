@@ -1,12 +1,13 @@
 """Where a model shall run: ``targets/*.yaml`` as frozen :class:`Target` data.
 
 A target is looked for by name in the working directory's ``targets/``, in the caller's folders
-(the recipe's folder, its parent), then beside the installed package; or it is a path to a file.
+(the recipe's folder, its parent), then beside the package or in share/edgefuse of the installation; or it is a path to a file.
 """
 
 from __future__ import annotations
 
 import difflib
+import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Literal
@@ -46,7 +47,7 @@ def target_folders(search: Iterable[Path] = ()) -> tuple[Path, ...]:
     wanted = [Path("targets")]
     for folder in search:
         wanted += [folder, folder / "targets", folder.parent / "targets"]
-    wanted += [beside.parent / "targets", beside / "targets"]
+    wanted += [beside.parent / "targets", Path(sys.prefix) / "share" / "edgefuse" / "targets"]
     unique = dict.fromkeys(folder.resolve() for folder in wanted if folder.is_dir())
     return tuple(unique)
 

@@ -3,12 +3,16 @@
 A range [low, high] always holds zero, so that padding and ReLU are exact (Jacob et al., 2018,
 arXiv:1712.05877, section 2.1). Ranges are rounded outwards to 10 significant bits: differences in
 the last bits of a float kernel, from CPU to CPU, then do not change the quantised file.
+
+The model's inputs and outputs are never cut: an output cut at the top makes ties among the very
+scores that decide the class. MobileNetV2 on ImageNet pictures, mean of six splits of 100 for
+calibration and 400 judged: cutting the logits with all other tensors costs a point of top-1.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -31,14 +35,16 @@ def choose(
     statistics: Sequence[TensorStatistics],
     method: Literal["percentile", "minmax"],
     tail_percent: float,
+    whole: Collection[str] = (),
 ) -> dict[str, Range]:
     """One range a tensor, by tensor name.
 
     Args:
         method: ``minmax`` keeps every value; ``percentile`` cuts ``tail_percent`` off each end.
+        whole: tensors that keep every value in any case: the model's inputs and outputs.
     """
     tail = tail_percent / 100 if method == "percentile" else 0.0
-    return {s.name: _range(s, tail) for s in statistics}
+    return {s.name: _range(s, 0.0 if s.name in whole else tail) for s in statistics}
 
 
 def _range(statistics: TensorStatistics, tail: float) -> Range:

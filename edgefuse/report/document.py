@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from edgefuse import __version__
 from edgefuse.keys import versions
-from edgefuse.store import write_atomically
+from edgefuse.store import write_changed
 
 if TYPE_CHECKING:
     from edgefuse.plan import Job
@@ -117,8 +117,8 @@ def write(document: Mapping[str, Any], out: Path) -> None:
     """
     from edgefuse.report.html import render
 
-    write_atomically(out / "report.json", _json(document))
-    write_atomically(out / "report.html", render(document).encode())
+    write_changed(out / "report.json", _json(document))
+    write_changed(out / "report.html", render(document).encode())
     bundle = next((a for a in document["artifacts"] if a["kind"] == "bundle"), None)
     if bundle is not None:
         evidence = {
@@ -130,7 +130,7 @@ def write(document: Mapping[str, Any], out: Path) -> None:
             "gates": document["gates"],
             "parity": document["parity"],
         }
-        write_atomically(out / "evidence.json", _json(evidence))
+        write_changed(out / "evidence.json", _json(evidence))
 
 
 def _json(data: Any) -> bytes:

@@ -43,11 +43,12 @@ def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Pro
     statistics = calibrate(
         float_model.path, streamed(float_model.signature, source_layouts(recipe), feeds())
     )
+    source = read_model(float_model.path)
     options = recipe.quantize
-    ranges = choose(statistics, options.ranges, options.tail_percent)
+    whole = {source.tensors[i].name for i in (*source.inputs, *source.outputs)}
+    ranges = choose(statistics, options.ranges, options.tail_percent, whole)
     evaluation = context.samples("evaluation")
     judged = take(evaluation, context.downloads, _COMPARED_BATCHES, recipe.model.batch)
-    source = read_model(float_model.path)
     suspicions = [*odd_inputs(source, statistics, judged), *uneven_joins(source, ranges)]
     for text in suspicions:
         context.warn(text)
