@@ -48,6 +48,8 @@ def load(path: Path, model: Model) -> Any:
     _check_opsets(proto, where)
     _check_finite(proto, where)
     _check_training(proto, where)
+    for output in proto.graph.output:  # May be without a shape: it is inferred below.
+        output.type.tensor_type.shape.SetInParent()
     _check_graph(proto, where, full_check=False)
     _pin_inputs(proto, model, where)
     _check_graph(proto, where, full_check=True)

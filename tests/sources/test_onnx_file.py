@@ -108,6 +108,12 @@ def test_a_stale_output_shape_is_inferred_anew(tmp_path: Path) -> None:
     assert shapes_of(load(tmp_path, text, x=[2, 4]))["y"] == [2, 4]
 
 
+def test_an_output_without_a_shape(tmp_path: Path) -> None:
+    model = onnx.parser.parse_model(HEAD + "(float[N,4] x) => (float[N,4] y) { y = Relu(x) }")
+    model.graph.output[0].type.tensor_type.ClearField("shape")
+    assert shapes_of(load(tmp_path, model, x=[3, 4]))["y"] == [3, 4]
+
+
 def test_initializers_among_the_inputs_are_no_inputs(tmp_path: Path) -> None:
     text = HEAD + "(float[1,4] x, float[4] w) => (float[1,4] y) <float[4] w = {1,2,3,4}> {"
     assert set(shapes_of(load(tmp_path, text + " y = Mul(x, w) }", x=[1, 4]))) == {"x", "w", "y"}
