@@ -18,6 +18,7 @@ from edgefuse.runner import Runner
 from edgefuse.store import raise_disk_error
 
 _MAX_LOG_BYTES = 10_000_000
+_EVERYTHING = Selection()
 
 
 def run_recipe(
@@ -25,7 +26,7 @@ def run_recipe(
     *,
     settings: Sequence[str] = (),
     target: str | None = None,
-    selection: Selection = Selection(),
+    selection: Selection = _EVERYTHING,
     out: Path | None = None,
     quiet: bool = False,
     verbose: bool = False,
