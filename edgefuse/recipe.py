@@ -37,8 +37,7 @@ def _mirror(value: str) -> str:
     if re.fullmatch(r"https://\S+|file:\S+|wheel:[\w.-]+==[\w.!+-]+#\S+", value):
         return value
     raise ValueError(
-        "a mirror is https://..., file:PATH or wheel:PACKAGE==VERSION#PATH/IN/WHEEL, "
-        f"not {value!r}"
+        f"a mirror is https://..., file:PATH or wheel:PACKAGE==VERSION#PATH/IN/WHEEL, not {value!r}"
     )
 
 

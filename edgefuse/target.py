@@ -1,7 +1,8 @@
 """Where a model shall run: ``targets/*.yaml`` as frozen :class:`Target` data.
 
 A target is looked for by name in the working directory's ``targets/``, in the caller's folders
-(the recipe's folder, its parent), then beside the package or in share/edgefuse of the installation; or it is a path to a file.
+(the recipe's folder, its parent), then beside the package or in share/edgefuse of the installation;
+or it is a path to a file.
 """
 
 from __future__ import annotations

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from edgefuse.child import serve
 from edgefuse.devices.arena import arena_tensors, span_bytes
 from edgefuse.devices.bench_worker import random_feeds
-from edgefuse.child import serve
 
 
 def _status_bytes(field: str) -> int:

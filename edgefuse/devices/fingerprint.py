@@ -24,9 +24,7 @@ FLAGS = frozenset(
         *("neon", "asimd", "asimddp", "asimdhp", "fphp", "i8mm", "sve", "sve2", "vfpv4"),
     }
 )
-INT8_DOT = frozenset(
-    {"avx_vnni", "avx_vnni_int8", "avx512_vnni", "amx_int8", "asimddp", "i8mm"}
-)
+INT8_DOT = frozenset({"avx_vnni", "avx_vnni_int8", "avx512_vnni", "amx_int8", "asimddp", "i8mm"})
 
 
 def _fields(text: str) -> dict[str, str]:

@@ -4,10 +4,12 @@ usage: python tests/benchmarks/against_onnx2tf.py [--rounds 3] [--recipe configs
 
 Each round runs, as whole processes on this machine:
     peer      onnx2tf -oiqt, as its users run it, offline
-    convert   edgefuse run --from convert --until quantize (ONNX to int8: convert, calibrate, quantize)
-    whole     edgefuse run with an empty artifact store (downloads cached): export to report, all gates
-and prints the median of each with its range, and the ratios to the peer, round by round. The figures are
-written to against_onnx2tf.json beside this file.
+    convert   edgefuse run --until quantize, export and fuse cached: ONNX to int8
+              (convert, calibrate, quantize)
+    whole     edgefuse run with an empty artifact store, downloads cached: export to report,
+              all gates
+and prints the median of each with its range, and the ratios to the peer, round by round. The
+figures are written to against_onnx2tf.json beside this file.
 """
 
 from __future__ import annotations
