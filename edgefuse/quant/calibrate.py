@@ -13,6 +13,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Event, Lock
 from typing import TYPE_CHECKING, Any
 
 from edgefuse.errors import DataError
@@ -43,41 +44,85 @@ def calibrate(
 
     Args:
         model: a float .tflite with one subgraph.
-        feeds: one mapping a sample, keyed by signature name, in the model's own layout.
+        feeds: one mapping a sample, keyed by signature name, in the model's own layout; taken
+            one at a time.
+        threads: samples that run at once.
 
     Raises:
         DataError: no sample, or NaN or infinity in an activation (naming the tensor).
     """
-    from edgefuse.tflite.runtime import open_model
+    from concurrent.futures import ThreadPoolExecutor
 
-    running = open_model(model, threads=threads, kernels="builtin", preserve_all_tensors=True)
-    source = running.source
-    produced = {i for operator in source.operators for i in operator.outputs}
-    produced |= {index for _, index in source.signature_inputs}
-    padded = _padded_for_maximum(source)
-    watched = {
-        index: (TensorStatistics(tensor.name, tensor.shape, Histogram()), _stride(tensor.shape))
-        for index in sorted(produced - padded.keys())
-        if (tensor := source.tensors[index]).is_float
-    }
-    count = 0
-    for count, feed in enumerate(feeds, 1):
-        running.run(feed)
-        for index, (statistics, stride) in watched.items():
-            try:
-                _observe(running.view(index).reshape(-1), statistics.histogram, stride, count)
-            except DataError as error:
-                raise DataError(
-                    f"{error.message} of tensor {statistics.name!r} at calibration sample {count}",
-                    hint="look at the sample and at the preprocessing; the float model overflows",
-                ) from None
+    watchers = [_Watcher(model) for _ in range(threads)]
+    source, lock, stop = watchers[0].running.source, Lock(), Event()
+    stream = enumerate(feeds, 1)
+
+    def work(watcher: _Watcher) -> int:
+        done = 0
+        while not stop.is_set():
+            with lock:
+                numbered = next(stream, None)
+            if numbered is None:
+                break
+            watcher.observe(*numbered)
+            done += 1
+        return done
+
+    with ThreadPoolExecutor(threads) as pool:
+        try:
+            working = [pool.submit(work, watcher) for watcher in watchers]
+            count = sum(future.result() for future in working)
+        finally:
+            stop.set()
     if count == 0:
         raise DataError("no calibration samples")
-    found = {index: statistics for index, (statistics, _) in watched.items()}
-    for index, inner in padded.items():
+    found = watchers[0].found
+    for watcher in watchers[1:]:
+        for index, statistics in watcher.found.items():
+            found[index].histogram.merge(statistics.histogram)
+    for index, inner in _padded_for_maximum(source).items():
         tensor = source.tensors[index]
         found[index] = TensorStatistics(tensor.name, tensor.shape, found[inner].histogram)
     return [found[index] for index in sorted(found)]
+
+
+class _Watcher:
+    """One interpreter, single-threaded so that sums do not depend on the machine, and what it saw.
+
+    Interpreters run beside each other: an invocation gives up Python's lock.
+    """
+
+    def __init__(self, model: Path) -> None:
+        from edgefuse.tflite.runtime import open_model
+
+        self.running = open_model(model, threads=1, kernels="builtin", preserve_all_tensors=True)
+        source = self.running.source
+        produced = {i for operator in source.operators for i in operator.outputs}
+        produced |= {index for _, index in source.signature_inputs}
+        produced -= _padded_for_maximum(source).keys()
+        tensors = {i: source.tensors[i] for i in sorted(produced) if source.tensors[i].is_float}
+        self.found = {
+            i: TensorStatistics(tensor.name, tensor.shape, Histogram())
+            for i, tensor in tensors.items()
+        }
+        self._strides = {i: _stride(tensor.shape) for i, tensor in tensors.items()}
+
+    def observe(self, number: int, feed: Mapping[str, np.ndarray[Any, Any]]) -> None:
+        self.running.run(feed)
+        for index, statistics in self.found.items():
+            values = self.running.view(index).reshape(-1)
+            try:
+                statistics.histogram.add(
+                    values, values[number % self._strides[index] :: self._strides[index]]
+                )
+            except DataError as error:
+                raise DataError(
+                    f"{error.message} of tensor {statistics.name!r} at calibration sample {number}",
+                    hint="look at the sample and at the preprocessing; the float model overflows",
+                ) from None
+            finally:
+                # No view of the interpreter's memory may outlive this.
+                del values
 
 
 def _padded_for_maximum(source: TfliteModel) -> dict[int, int]:
@@ -97,11 +142,6 @@ def _padded_for_maximum(source: TfliteModel) -> dict[int, int]:
         if constant.is_constant and float(source.constant(constant).max()) <= _AS_GOOD_AS_MINUS_INF:
             found[operator.outputs[0]] = operator.inputs[0]
     return found
-
-
-def _observe(values: np.ndarray[Any, Any], histogram: Histogram, stride: int, offset: int) -> None:
-    """A function of its own: no view of the interpreter's memory may outlive it."""
-    histogram.add(values, values[offset % stride :: stride])
 
 
 def _stride(shape: tuple[int, ...]) -> int:

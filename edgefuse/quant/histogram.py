@@ -46,12 +46,21 @@ class Histogram:
         np.minimum(places, _BINS - 1, out=places)
         self.counts += np.bincount(places, minlength=_BINS)
 
-    def _double(self) -> None:
+    def merge(self, other: Histogram) -> None:
+        """Take in another histogram's values; neither order nor grouping matters."""
         import numpy as np
 
-        merged = self.counts.reshape(-1, 2).sum(1)
-        self.counts = np.zeros(_BINS, np.int64)
-        self.counts[_BINS // 4 : _BINS // 4 + _BINS // 2] = merged
+        counts, limit = other.counts, other.limit
+        while self.limit < limit:
+            self._double()
+        while limit < self.limit:
+            counts, limit = _doubled(counts), limit * 2
+        self.counts = np.add(self.counts, counts)
+        self.minimum = min(self.minimum, other.minimum)
+        self.maximum = max(self.maximum, other.maximum)
+
+    def _double(self) -> None:
+        self.counts = _doubled(self.counts)
         self.limit *= 2
 
     def quantile(self, fraction: float) -> float:
@@ -65,3 +74,12 @@ class Histogram:
         inside = (wanted - before) / max(1, int(self.counts[place]))
         value = ((place + inside) / (_BINS / 2) - 1) * self.limit
         return float(min(max(value, self.minimum), self.maximum))
+
+
+def _doubled(counts: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """The same counts over twice the range: neighbouring bins merged, in the middle."""
+    import numpy as np
+
+    wider = np.zeros(_BINS, np.int64)
+    wider[_BINS // 4 : _BINS // 4 + _BINS // 2] = counts.reshape(-1, 2).sum(1)
+    return wider

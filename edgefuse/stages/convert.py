@@ -15,6 +15,7 @@ from edgefuse.stage import Context, stage
 _QUIET = {
     "TF_CPP_MIN_LOG_LEVEL": "3",
     "TF_ENABLE_ONEDNN_OPTS": "0",
+    "TF_USE_LEGACY_KERAS": "1",
     "CUDA_VISIBLE_DEVICES": "-1",
     "PYTHONHASHSEED": "0",
 }
