@@ -16,9 +16,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from edgefuse import errors
 from edgefuse.errors import EdgefuseError, ToolError
@@ -26,27 +26,45 @@ from edgefuse.errors import EdgefuseError, ToolError
 _GRACE_S = 2.0
 
 
-def call(
+class Ask(Protocol):
+    """Hands a started child its one job and waits for the answer.
+
+    Args of a call: the job; the limit in seconds; ``tick``, called twice a second with the
+    seconds gone.
+
+    Raises:
+        ToolError: when the child fails, answers nothing, or runs out of time.
+        EdgefuseError: the child's own, as it was raised there.
+    """
+
+    def __call__(
+        self,
+        job: Mapping[str, Any],
+        timeout_s: float,
+        tick: Callable[[float], None] = lambda _: None,
+    ) -> dict[str, Any]: ...
+
+
+def call(module: str, job: Mapping[str, Any], log: Path, timeout_s: float) -> dict[str, Any]:
+    """Run ``python -m module`` with ``job`` and return its answer; see :class:`Ask`."""
+    with started(module, log) as ask:
+        return ask(job, timeout_s)
+
+
+@contextlib.contextmanager
+def started(
     module: str,
-    job: Mapping[str, Any],
     log: Path,
-    timeout_s: float,
     *,
     folder: Path | None = None,
     environment: Mapping[str, str] | None = None,
-    tick: Callable[[float], None] = lambda _: None,
-) -> dict[str, Any]:
-    """Run ``python -m module`` with ``job`` and return its answer.
+) -> Iterator[Ask]:
+    """Start ``python -m module``: it loads its libraries while the caller prepares the job.
 
     Args:
         log: the child's standard error is appended here.
         folder: the child's working folder.
         environment: added to this process's.
-        tick: called twice a second with the seconds gone.
-
-    Raises:
-        ToolError: when it fails, answers nothing, or runs longer than ``timeout_s`` seconds.
-        EdgefuseError: the child's own, as it was raised there.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as stream:
@@ -59,18 +77,33 @@ def call(
             env={**os.environ, "PYTHONSAFEPATH": "1", **(environment or {})},
             cwd=folder,
         )
+
+    def ask(
+        job: Mapping[str, Any],
+        timeout_s: float,
+        tick: Callable[[float], None] = lambda _: None,
+    ) -> dict[str, Any]:
+        try:
+            answer = _converse(child, json.dumps(job), timeout_s, tick)
+        except subprocess.TimeoutExpired:
+            raise ToolError(
+                f"{module} ran longer than {timeout_s:g} s and was stopped", where=str(log)
+            ) from None
+        finally:
+            _stop(child)
+        if child.returncode != 0 and not answer.endswith(b"\n"):
+            raise ToolError(
+                f"{module} ended with code {child.returncode}: {_last_line(log)}", where=str(log)
+            )
+        return _result(module, answer, log)
+
     try:
-        answer = _converse(child, json.dumps(job), timeout_s, tick)
-    except subprocess.TimeoutExpired:
-        raise ToolError(
-            f"{module} ran longer than {timeout_s:g} s and was stopped", where=str(log)
-        ) from None
+        yield ask
     finally:
         _stop(child)
-    if child.returncode != 0 and not answer.endswith(b"\n"):
-        raise ToolError(
-            f"{module} ended with code {child.returncode}: {_last_line(log)}", where=str(log)
-        )
+
+
+def _result(module: str, answer: bytes, log: Path) -> dict[str, Any]:
     try:
         result: dict[str, Any] = json.loads(answer)
     except ValueError:
@@ -126,10 +159,23 @@ def _last_line(log: Path) -> str:
     return lines[-1] if lines else "it said nothing"
 
 
-def serve(work: Callable[[dict[str, Any]], Mapping[str, Any]]) -> None:
-    """The child's side: read one job, answer it, die with the parent."""
+def serve(
+    work: Callable[[dict[str, Any]], Mapping[str, Any]], load: Callable[[], None] = lambda: None
+) -> None:
+    """The child's side: read one job, answer it, die with the parent.
+
+    Args:
+        load: imports what ``work`` needs, before there is a job.
+    """
     _die_with_parent()
-    job = json.loads(sys.stdin.buffer.readline() or b"{}")
+    # Native code may print to descriptor 1: keep it for the answer alone.
+    answer = os.dup(1)
+    os.dup2(2, 1)
+    load()
+    line = sys.stdin.buffer.readline()
+    if not line:
+        os._exit(1)
+    job = json.loads(line)
 
     def watch() -> None:
         while os.read(sys.stdin.fileno(), 4096):
@@ -137,9 +183,6 @@ def serve(work: Callable[[dict[str, Any]], Mapping[str, Any]]) -> None:
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
-    # Native code may print to descriptor 1: keep it for the answer alone.
-    answer = os.dup(1)
-    os.dup2(2, 1)
     try:
         result = json.dumps(work(job))
     except EdgefuseError as error:

@@ -31,19 +31,18 @@ _QUIET = {
     tools=("onnx", "onnx2tf", "tensorflow", "tf-keras", "ai-edge-litert", "onnxruntime", "numpy"),
 )
 def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Product:
+    path = context.work / context.file_name
+    if "fuse" in inputs:
+        return _convert(inputs["fuse"], path, recipe, context)
+    evidence = _given(path, recipe, context)
+    return Product("tflite", path, _signature(path), evidence)
+
+
+def _feeds(recipe: Recipe, context: Context) -> list[dict[str, Any]]:
     from edgefuse.data import take
 
-    path = context.work / context.file_name
-    feeds = take(
-        context.samples("evaluation"),
-        context.downloads,
-        recipe.convert.parity_samples,
-        recipe.model.batch,
-    )
-    if "fuse" not in inputs:
-        evidence = _given(path, feeds, recipe, context)
-        return Product("tflite", path, _signature(path), evidence)
-    return _convert(inputs["fuse"], path, feeds, recipe, context)
+    samples = context.samples("evaluation")
+    return take(samples, context.downloads, recipe.convert.parity_samples, recipe.model.batch)
 
 
 def _signature(path: Path) -> Signature:
@@ -52,9 +51,7 @@ def _signature(path: Path) -> Signature:
     return signature_of(read_model(path))
 
 
-def _convert(
-    fused: Artifact, path: Path, feeds: list[dict[str, Any]], recipe: Recipe, context: Context
-) -> Product:
+def _convert(fused: Artifact, path: Path, recipe: Recipe, context: Context) -> Product:
     from edgefuse import child
     from edgefuse.graph.group import inline_groups
     from edgefuse.graph.verify import run_onnx
@@ -66,29 +63,28 @@ def _convert(
         with_output_layouts,
     )
 
-    plain = context.work / "inlined.onnx"
-    inline_groups(fused.path, plain)
-    _picture_placeholder(feeds, context.work)
-    child.call(
-        "edgefuse.tflite.convert_worker",
-        {
-            "onnx": str(plain),
-            "tflite": str(path),
-            "inputs": [
-                {"name": s.name, "channels_first": s.layout == "NCHW"}
-                for s in fused.signature.inputs
-            ],
-            "outputs": [s.name for s in fused.signature.outputs],
-        },
-        context.log,
-        recipe.convert.timeout_s,
-        folder=context.work,
-        environment=_QUIET,
-        tick=lambda gone: context.progress(min(int(gone), 14), 15, "converting"),
-    )
+    worker = "edgefuse.tflite.convert_worker"
+    with child.started(worker, context.log, folder=context.work, environment=_QUIET) as ask:
+        feeds = _feeds(recipe, context)
+        plain = context.work / "inlined.onnx"
+        inline_groups(fused.path, plain)
+        _picture_placeholder(feeds, context.work)
+        reference = run_onnx(fused.path, feeds)
+        ask(
+            {
+                "onnx": str(plain),
+                "tflite": str(path),
+                "inputs": [
+                    {"name": s.name, "channels_first": s.layout == "NCHW"}
+                    for s in fused.signature.inputs
+                ],
+                "outputs": [s.name for s in fused.signature.outputs],
+            },
+            recipe.convert.timeout_s,
+            lambda gone: context.progress(min(int(gone), 14), 15, "converting"),
+        )
     if not path.is_file():
         raise StageError("the converter wrote no float model", hint=f"see {context.log}")
-    reference = run_onnx(fused.path, feeds)
     candidate = list(run_samples(path, source_layouts(recipe), feeds))
     turned = turned_outputs(reference, candidate)
     try:
@@ -127,9 +123,7 @@ def _equal_axes(error: ParityError, signature: Signature) -> ParityError | None:
     return None
 
 
-def _given(
-    path: Path, feeds: list[dict[str, Any]], recipe: Recipe, context: Context
-) -> dict[str, Any]:
+def _given(path: Path, recipe: Recipe, context: Context) -> dict[str, Any]:
     """A float .tflite as the source: checked, run on real samples, taken as it is."""
     from edgefuse.tflite.feeds import check_given, run_samples, source_layouts
 
@@ -137,7 +131,7 @@ def _given(
     given = context.local(recipe.model.tflite)
     path.write_bytes(given.read_bytes())
     check_given(given, recipe.model.inputs)
-    layouts = source_layouts(recipe)
+    layouts, feeds = source_layouts(recipe), _feeds(recipe, context)
     parity = require_parity(
         list(run_samples(given, layouts, feeds, kernels="reference")),
         list(run_samples(path, layouts, feeds)),

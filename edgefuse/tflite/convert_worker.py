@@ -22,14 +22,19 @@ def _no_network(*_: Any, **__: Any) -> None:
     raise OSError("the converter has no network: no stage may reach it")
 
 
+def load() -> None:
+    """Close the network, then import what takes seconds."""
+    socket.socket.connect = _no_network  # type: ignore[method-assign]
+    socket.socket.connect_ex = _no_network  # type: ignore[method-assign, assignment]
+    import onnx2tf  # noqa: F401
+
+
 def convert(request: dict[str, Any]) -> dict[str, Any]:
     """Convert.
 
     Request: ``onnx`` path; ``tflite`` path to write; ``inputs`` [{name, channels_first}];
     ``outputs`` [name]. Reply: ``inputs`` [{name, shape}] as the signature has them.
     """
-    socket.socket.connect = _no_network  # type: ignore[method-assign]
-    socket.socket.connect_ex = _no_network  # type: ignore[method-assign, assignment]
     import onnx2tf
     import tensorflow as tf
 
@@ -152,4 +157,4 @@ def _named(data: bytes, inputs: list[str], outputs: list[str]) -> bytes:
 
 
 if __name__ == "__main__":
-    serve(convert)
+    serve(convert, load)
