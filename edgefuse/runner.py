@@ -11,7 +11,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -161,6 +161,9 @@ class Runner:
         outcome.artifact = artifact
         outcome.evidence = artifact.evidence
         outcome.status = "reused" if artifact.reused else "ran"
+        if artifact.reused:
+            for text in artifact.evidence.get("warnings", ()):
+                self.warn(text)
         outcome.file = publish.put(self.out, job.recipe.name, stage, artifact)
         summary = str(artifact.evidence.get("summary", ""))
         self.console.stage_ended(stage.name, outcome.status, outcome.seconds, summary)
@@ -187,13 +190,15 @@ class Runner:
         start = time.monotonic()
         log.info("%s: started, key %s", stage.name, key)
         with job.store.work_folder() as work:
-            context = self._context(stage, work)
+            context, said = self._context(stage, work), len(self.result.warnings)
             try:
                 product = stage.run(inputs, restricted(job.recipe, stage), context)
             except OSError as error:
                 if not is_disk_error(error):
                     raise
                 raise disk_error(error, work) from error
+            warnings = {"warnings": self.result.warnings[said:]}
+            product = replace(product, evidence={**product.evidence, **warnings})
             outcome.evidence = product.evidence
             if stage.gate and product.evidence.get("verdict") != "pass":
                 job.store.drop(stage.name, key)

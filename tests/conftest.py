@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from pathlib import Path
 
 import pytest
 
@@ -14,8 +15,7 @@ def require_tool() -> Callable[..., str]:
     """``require_tool(name, *candidates)`` is the path of a program.
 
     ``EDGEFUSE_<NAME>`` in the environment wins, else the first candidate on PATH (without
-    candidates: ``name`` itself). Without the program the test is skipped, or fails when
-    ``EDGEFUSE_STRICT`` is 1.
+    candidates: ``name`` itself). Without the program the test is skipped.
     """
 
     def find(name: str, *candidates: str) -> str:
@@ -25,12 +25,34 @@ def require_tool() -> Callable[..., str]:
             path = shutil.which(candidate)
             if path:
                 return path
-        message = f"{name} not found: install it, or set {variable} to its path"
-        if os.environ.get("EDGEFUSE_STRICT") == "1":
-            pytest.fail(f"{message} (EDGEFUSE_STRICT=1)", pytrace=False)
-        pytest.skip(message)
+        pytest.skip(f"{name} not found: install it, or set {variable} to its path")
 
     return find
+
+
+@pytest.fixture(scope="session")
+def require_data() -> Callable[[str], Path]:
+    """``require_data(path)`` is a file or folder below ``EDGEFUSE_DATA``; skips without it."""
+
+    def find(relative: str) -> Path:
+        root = os.environ.get("EDGEFUSE_DATA")
+        if not root or not (Path(root) / relative).exists():
+            pytest.skip(f"EDGEFUSE_DATA/{relative} not found")
+        return Path(root) / relative
+
+    return find
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Under ``EDGEFUSE_STRICT=1`` nothing is skipped: what is missing is a failure."""
+    report = yield
+    strict = os.environ.get("EDGEFUSE_STRICT") == "1"
+    if strict and report.skipped and not hasattr(report, "wasxfail"):
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr
+        report.outcome = "failed"
+        report.longrepr = f"EDGEFUSE_STRICT=1: {reason}"
+    return report
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

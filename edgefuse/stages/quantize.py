@@ -66,7 +66,6 @@ def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Pro
         "method": options.ranges,
         "tensors": len(ranges),
         "max_clipped_fraction": round(clipped, 6),
-        "warnings": suspicions,
         "summary": f"{len(ranges)} ranges from {samples.count} samples, "
         f"{path.stat().st_size / 1e6:.2f} MB",
     }

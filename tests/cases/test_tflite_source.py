@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +27,10 @@ def _run(folder: Path, name: str, path: Path, **sections: Any) -> Run:
     return run(write_recipe(folder, name, model, *data, **sections))
 
 
-def test_case_27_visual_wake_words_with_dead_channels(tmp_path: Path) -> None:
-    data = os.environ.get("EDGEFUSE_DATA")
-    path = Path(data or ".") / "mlperf-tiny/vww_96_float.tflite"
-    if not data or not path.is_file():
-        pytest.skip("EDGEFUSE_DATA/mlperf-tiny/vww_96_float.tflite not found")
+def test_case_27_visual_wake_words_with_dead_channels(
+    tmp_path: Path, require_data: Callable[[str], Path]
+) -> None:
+    path = require_data("mlperf-tiny/vww_96_float.tflite")
     gates = {"accuracy": {"min_sqnr_db": 12}}
     found = _run(tmp_path, "vww", path, gates=gates)
     assert found.report["verdict"] == "pass", found.error
