@@ -96,8 +96,12 @@ def _external_data(path: Path) -> dict[str, Any]:
         if not stream.seek(0, 2):
             return {}
         with mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            found = re.finditer(rb"\x0a\x08location\x12([\x01-\x7f])", data)
-            names = {bytes(data[m.end() : m.end() + m[1][0]]) for m in found}
+            # The length: seven bits a byte, the least first.
+            found = re.finditer(rb"\x0a\x08location\x12([\x80-\xff]?[\x01-\x7f])", data)
+            names = {
+                bytes(data[m.end() : m.end() + sum((b & 127) << 7 * i for i, b in enumerate(m[1]))])
+                for m in found
+            }
     files = {
         name: path.parent / name
         for raw in names

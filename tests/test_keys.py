@@ -234,7 +234,8 @@ def test_a_users_module_that_is_no_python(tmp_path: Path) -> None:
     assert caught.value.where == str(tmp_path / "users_part.py")
 
 
-def test_external_data_of_an_onnx_file_enters(tmp_path: Path) -> None:
+@pytest.mark.parametrize("location", ["data/m.bin", "w" * 127, "w" * 128, "w" * 255])
+def test_external_data_of_an_onnx_file_enters(tmp_path: Path, location: str) -> None:
     path = tmp_path / "m.onnx"
     weight = onnx.numpy_helper.from_array(np.ones((64, 64), np.float32), "w")
     model = onnx.parser.parse_model(
@@ -243,13 +244,13 @@ def test_external_data_of_an_onnx_file_enters(tmp_path: Path) -> None:
     )
     model.graph.initializer.append(weight)
     (tmp_path / "data").mkdir()
-    onnx.save(model, path, save_as_external_data=True, location="data/m.bin", size_threshold=0)
+    onnx.save(model, path, save_as_external_data=True, location=location, size_threshold=0)
     (tmp_path / "beside.bin").write_bytes(b"x")
     before = content(LocalFile(path="m.onnx"), tmp_path)
-    assert list(before["external_data"]) == ["data/m.bin"]
-    data = bytearray((tmp_path / "data/m.bin").read_bytes())
+    assert list(before["external_data"]) == [location]
+    data = bytearray((tmp_path / location).read_bytes())
     data[5] ^= 1
-    (tmp_path / "data/m.bin").write_bytes(data)
+    (tmp_path / location).write_bytes(data)
     after = content(LocalFile(path="m.onnx"), tmp_path)
     assert after["sha256"] == before["sha256"] and key_of(after) != key_of(before)
     (tmp_path / "empty.onnx").touch()
