@@ -15,6 +15,7 @@ import json
 import mmap
 import platform
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from importlib import metadata
 from pathlib import Path, PurePath
@@ -229,12 +230,27 @@ def callable_digest(spec: str, base: Path) -> str:
             continue
         file = next((f for root in roots if (f := _module_file(name, root))), None)
         if file is None:
-            seen[name] = version(name.partition(".")[0])
+            seen[name] = _installed(name.partition(".")[0])
             continue
         source, imports = _parse(file, name)
         seen[name] = digest_bytes(source)
         pending.extend(imports)
     return digest_json(seen)
+
+
+@functools.cache
+def _installed(module: str) -> str:
+    """The version of what brought an installed module, also where it has another name (PIL)."""
+    found = version(module)
+    if found != "missing" or module in sys.stdlib_module_names:
+        return found
+    names = sorted(set(_distributions().get(module, ())))
+    return ", ".join(f"{name} {version(name)}" for name in names) or found
+
+
+@functools.cache
+def _distributions() -> Mapping[str, list[str]]:
+    return metadata.packages_distributions()
 
 
 def _module_file(name: str, root: Path) -> Path | None:

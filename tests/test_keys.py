@@ -234,6 +234,12 @@ def test_a_users_module_that_is_no_python(tmp_path: Path) -> None:
     assert caught.value.where == str(tmp_path / "users_part.py")
 
 
+def test_an_installed_package_counts_by_version_under_any_name() -> None:
+    assert keys._installed("PIL").lower() == f"pillow {keys.version('pillow')}"
+    assert keys._installed("numpy") == keys.version("numpy")
+    assert keys._installed("json") == keys._installed("no_such_module") == "missing"
+
+
 @pytest.mark.parametrize("location", ["data/m.bin", "w" * 127, "w" * 128, "w" * 255])
 def test_external_data_of_an_onnx_file_enters(tmp_path: Path, location: str) -> None:
     path = tmp_path / "m.onnx"
