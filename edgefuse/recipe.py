@@ -1,6 +1,6 @@
 """What a recipe says: frozen models that forbid unknown keys, one class a section.
 
-A recipe is plain data. ``load_recipe`` (in :mod:`edgefuse.yaml_file`) turns a file into a
+A recipe is plain data. ``load`` (in :mod:`edgefuse.yaml_file`) turns a file into a
 :class:`Recipe`; the stages read its sections. Field descriptions are the documentation: the JSON
 Schema (``edgefuse schema``) and ``configs/README.md`` are generated from them.
 """
@@ -303,7 +303,7 @@ class AccuracyGate(Section):
         None, gt=0, le=100, description="Samples whose first class is the float model's."
     )
     min_sqnr_db: float | None = Field(
-        None, description="Signal of the float outputs to the error of the int8 ones."
+        None, description="Signal of a float output to the error of the int8 one; the least of all."
     )
     max_drop_points: float | None = Field(None, ge=0, description="Top-1; needs labels.")
     resamples: int = Field(2000, ge=200, description="Bootstrap resamples.")
