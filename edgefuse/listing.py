@@ -8,10 +8,8 @@ from __future__ import annotations
 import contextlib
 import csv
 import json
-import os
 import random
 import re
-import tempfile
 import time
 from collections import Counter
 from dataclasses import dataclass
@@ -22,8 +20,9 @@ from pydantic import Field, field_validator, model_validator
 
 from edgefuse import pictures
 from edgefuse.artifact import digest_file
-from edgefuse.errors import DataError
+from edgefuse.errors import DataError, StoreError
 from edgefuse.recipe import SHA256, Blob, Section, Split
+from edgefuse.store import write_atomically
 from edgefuse.yaml_file import load
 
 _SETTLED_NS = 2_000_000_000
@@ -240,9 +239,5 @@ class Memo:
     def save(self) -> None:
         if self._path is None or not self._changed:
             return
-        with contextlib.suppress(OSError):
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            handle, name = tempfile.mkstemp(prefix=".memo-", dir=self._path.parent)
-            with os.fdopen(handle, "w") as stream:
-                json.dump(self._entries, stream)
-            Path(name).replace(self._path)
+        with contextlib.suppress(StoreError):
+            write_atomically(self._path, json.dumps(self._entries).encode())

@@ -100,8 +100,10 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 def write_changed(path: Path, data: bytes) -> None:
     """As :func:`write_atomically`, but a file that holds these bytes already is left alone."""
-    if not (path.is_file() and path.read_bytes() == data):
-        write_atomically(path, data)
+    with suppress(OSError):
+        if path.read_bytes() == data:
+            return
+    write_atomically(path, data)
 
 
 def copy_atomically(source: Path, path: Path) -> None:
@@ -179,7 +181,7 @@ class Store:
         )
 
     def drop(self, stage: str, key: str) -> None:
-        """Forget an entry and its bytes (they are made anew by whoever needs them)."""
+        """Forget an entry, and its bytes if they are damaged: others may share them."""
         try:
             sha256 = self.entry(stage, key)["sha256"]
             path = self.object_path(sha256)
