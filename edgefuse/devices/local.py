@@ -7,8 +7,8 @@ Layout under the destination::
 
 A bundle is unpacked beside its place under a temporary name, synced, renamed, and only then does
 ``current`` move: a kill at any moment leaves the old release current and at worst a temporary
-folder, which the next install removes. Earlier releases stay, so that going back is one link. Two
-installs at once wait for each other (a lock that dies with its holder).
+folder or link, which the next install removes. Earlier releases stay, so that going back is one
+link. Two installs at once wait for each other (a lock that dies with its holder).
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def _check_manifest(folder: Path) -> None:
 
 def _switch(link: Path, to: Path) -> None:
     """Point ``link`` at ``to`` in one atomic step."""
-    temporary = link.with_name(f"{_TEMPORARY}{link.name}-{os.getpid()}")
+    temporary = link.with_name(f"{_TEMPORARY}{link.name}")
     temporary.unlink(missing_ok=True)
     temporary.symlink_to(to)
     temporary.replace(link)
