@@ -18,13 +18,16 @@ It holds everything and depends on the allocator: reported, never judged.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from edgefuse.child import call
 from edgefuse.errors import ToolError
 from edgefuse.tflite.read import Operator, Tensor, TfliteModel
+
+if TYPE_CHECKING:
+    from edgefuse.tflite.runtime import Runtime
 
 WORKER = "edgefuse.devices.arena_worker"
 ALIGNMENT = 64
@@ -44,9 +47,6 @@ class Arena:
     lower_bound_bytes: int
     peak_rss_growth_bytes: int
     runtime: str
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def align(size: int) -> int:
@@ -142,7 +142,7 @@ def span_bytes(blocks: dict[int, tuple[int, int]], scratch: list[tuple[int, int]
 
 
 def measure_arena(
-    path: Path, *, log: Path, runtime: str = "litert", timeout_s: float = 120.0
+    path: Path, *, log: Path, runtime: Runtime = "litert", timeout_s: float = 120.0
 ) -> Arena:
     """Measure a file in a fresh process.
 
@@ -157,7 +157,7 @@ def measure_arena(
     from edgefuse.tflite.runtime import runtime_version
 
     bound = lower_bound_bytes(read_model(path))
-    version = runtime_version("tflite_runtime" if runtime == "tflite_runtime" else "litert")
+    version = runtime_version(runtime)
     answer = call(WORKER, {"file": str(path), "runtime": runtime}, log, timeout_s)
     return Arena(
         measured_bytes=answer["measured_bytes"],

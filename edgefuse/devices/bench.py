@@ -2,8 +2,8 @@
 
 Problem: on a shared machine milliseconds drift by more than the difference that is asked for. So
 both files run interleaved in each of several fresh processes, and the float file runs a second
-time against itself (A/A). What is judged is the ratio of neighbours in time; a difference below
-the A/A band is none.
+time against itself (A/A). What is judged is the ratio of neighbours in time; the A/A band stands
+beside it in the evidence and shows how large a difference the machine makes of none.
 
 Scope: processes run one after the other, never at once. Left alone: CPU affinity, frequency
 governors and boost, which are recorded where readable, never set.
@@ -16,11 +16,14 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edgefuse.child import call
 from edgefuse.devices.fingerprint import cpu_model, governor
 from edgefuse.errors import ToolError
+
+if TYPE_CHECKING:
+    from edgefuse.tflite.runtime import Runtime
 
 WORKER = "edgefuse.devices.bench_worker"
 Times = tuple[tuple[float, ...], ...]
@@ -125,7 +128,7 @@ def measure_latency(
     int8_file: Path,
     *,
     log: Path,
-    runtime: str = "litert",
+    runtime: Runtime = "litert",
     kernels: str = "default",
     threads: int = 1,
     processes: int = 5,
@@ -150,7 +153,7 @@ def measure_latency(
 
     if processes < 1 or rounds < 1:
         raise ValueError("at least one process and one round")
-    version = runtime_version("tflite_runtime" if runtime == "tflite_runtime" else "litert")
+    version = runtime_version(runtime)
     load = os.getloadavg()[0]
     files = [str(float_file), str(int8_file), str(float_file)]
     answers = []
