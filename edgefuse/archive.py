@@ -6,6 +6,7 @@ of the machine or the moment enters.
 
 from __future__ import annotations
 
+import io
 import tarfile
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
@@ -17,8 +18,6 @@ _AGAIN = "copy it again, or run the recipe that made it"
 
 def pack(members: Mapping[str, bytes], destination: Path) -> None:
     """Write an archive of the members (name -> bytes)."""
-    import io
-
     with tarfile.open(destination, "w", format=tarfile.USTAR_FORMAT) as archive:
         for name in sorted(members):
             _checked(name)

@@ -24,7 +24,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-EXIT_OK = 0
 EXIT_INTERRUPTED = 130
 EXIT_CODES: Mapping[int, str] = {
     0: "every requested stage ran and every gate passed",

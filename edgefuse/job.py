@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -86,11 +85,3 @@ def make_job(path: Path, settings: Sequence[str] = (), target: str | None = None
 def output_folder(job: Job, out: Path | None) -> Path:
     """``--out``, else ``build/<recipe>/`` in the working folder."""
     return out if out is not None else Path("build") / job.recipe.name
-
-
-def display(path: Path) -> str:
-    """A path as short as it can be: relative to the working folder where it lies inside."""
-    try:
-        return os.path.relpath(path) if path.absolute().is_relative_to(Path.cwd()) else str(path)
-    except ValueError:
-        return str(path)

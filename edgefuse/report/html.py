@@ -271,7 +271,7 @@ def _stages(report: Row) -> str:
         "Stages",
         columns,
         stages,
-        lambda s: "idle" if s.get("status") in ("reused", "skipped") else "",
+        lambda s: "idle" if s.get("status") == "reused" else "",
     )
 
 

@@ -96,7 +96,6 @@ def _from_torch(
 
     assert recipe.model.torch is not None
     torch = torch_callable.import_torch()
-    torch.manual_seed(recipe.seed)
     with _to_log(context.log):
         module = torch_callable.load(recipe.model.torch, recipe.seed, context)
     names = [i.name for i in recipe.model.inputs]
