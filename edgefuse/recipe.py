@@ -281,6 +281,11 @@ class Quantize(Section):
         description="Cut from each end of a tensor's values (percentile); the model's inputs and "
         "outputs are never cut.",
     )
+    correct_head_bias: bool = Field(
+        False,
+        description="Take the mean error of each output, on the calibration samples, off the "
+        "bias of the last FULLY_CONNECTED.",
+    )
     input: Literal["int8", "float32"] = Field("int8", description="Type of the model's inputs.")
     output: Literal["int8", "float32"] = Field("int8", description="Type of the outputs.")
 

@@ -59,13 +59,17 @@ def calibrate(
 
     def work(watcher: _Watcher) -> int:
         done = 0
-        while not stop.is_set():
-            with lock:
-                numbered = next(stream, None)
-            if numbered is None:
-                break
-            watcher.observe(*numbered)
-            done += 1
+        try:
+            while not stop.is_set():
+                with lock:
+                    numbered = next(stream, None)
+                if numbered is None:
+                    break
+                watcher.observe(*numbered)
+                done += 1
+        except BaseException:
+            stop.set()
+            raise
         return done
 
     with ThreadPoolExecutor(threads) as pool:

@@ -24,6 +24,7 @@ _COMPARED_BATCHES = 8
 def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Product:
     from edgefuse.data import batches, take
     from edgefuse.quant.calibrate import calibrate
+    from edgefuse.quant.head_bias import correct_head
     from edgefuse.quant.quantize import quantize_file
     from edgefuse.quant.ranges import choose
     from edgefuse.quant.suspect import odd_inputs, uneven_joins
@@ -40,9 +41,10 @@ def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Pro
             done += len(held)
             context.progress(done, samples.count, "calibrating")
 
-    statistics = calibrate(
-        float_model.path, streamed(float_model.signature, source_layouts(recipe), feeds())
-    )
+    def fitted() -> Iterator[dict[str, Any]]:
+        return streamed(float_model.signature, source_layouts(recipe), feeds())
+
+    statistics = calibrate(float_model.path, fitted())
     source = read_model(float_model.path)
     options = recipe.quantize
     whole = {source.tensors[i].name for i in (*source.inputs, *source.outputs)}
@@ -60,12 +62,14 @@ def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Pro
         float_inputs=options.input == "float32",
         float_outputs=options.output == "float32",
     )
+    correction = correct_head(float_model.path, path, fitted()) if options.correct_head_bias else {}
     clipped = max(r.clipped_fraction for r in ranges.values())
     evidence = {
         "calibration_samples": samples.count,
         "method": options.ranges,
         "tensors": len(ranges),
         "max_clipped_fraction": round(clipped, 6),
+        "head_bias": {name: round(value, 6) for name, value in correction.items()},
         "summary": f"{len(ranges)} ranges from {samples.count} samples, "
         f"{path.stat().st_size / 1e6:.2f} MB",
     }
