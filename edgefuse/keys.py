@@ -11,11 +11,14 @@ from __future__ import annotations
 import ast
 import contextlib
 import functools
+import importlib.machinery
+import importlib.util
 import json
 import mmap
 import platform
 import re
 import sys
+import sysconfig
 from collections.abc import Iterator, Mapping
 from importlib import metadata
 from pathlib import Path, PurePath
@@ -70,7 +73,11 @@ def content(value: Any, base: Path, where: str = "") -> Any:
         return {"sha256": value.sha256}
     if isinstance(value, LocalFile):
         path, sha256 = local_file(base, value, where)
-        return {"sha256": sha256, **_external_data(path)}
+        try:
+            return {"sha256": sha256, **_external_data(path)}
+        except OSError as error:
+            place = str(error.filename or path)
+            raise RecipeError(f"cannot be read: {error.strerror}", where=place) from None
     if isinstance(value, Section):
         fields = {
             name: content(getattr(value, name), base, f"{where}.{name}".lstrip("."))
@@ -216,26 +223,59 @@ def _own(name: str) -> tuple[str, tuple[str, ...]]:
 
 @functools.cache
 def callable_digest(spec: str, base: Path) -> str:
-    """SHA-256 over the sources a user's ``module:callable`` reaches beside the recipe.
+    """SHA-256 over the sources a user's ``module:callable`` reaches.
 
-    Modules beside the recipe, in the working folder or in this package are followed; installed
-    packages count by name and version only.
+    Modules beside the recipe, in the working folder, in this package, or importable from another
+    place that is neither the standard library nor site-packages (``pip install -e``, PYTHONPATH)
+    are followed; installed packages count by name and version only.
     """
-    roots = [base.absolute(), Path.cwd(), _PACKAGE.parent]
     seen: dict[str, str] = {}
     pending = [spec.partition(":")[0]]
     while pending:
         name = pending.pop()
         if name in seen:
             continue
+        top, _, rest = name.partition(".")
+        own = top == _PACKAGE.name
+        if rest and not own:
+            pending.append(name.rpartition(".")[0])
+        roots = [base.absolute(), Path.cwd(), *([_PACKAGE.parent] if own else [])]
         file = next((f for root in roots if (f := _module_file(name, root))), None)
+        file = file or _linked_file(top, rest)
         if file is None:
-            seen[name] = _installed(name.partition(".")[0])
-            continue
-        source, imports = _parse(file, name)
-        seen[name] = digest_bytes(source)
-        pending.extend(imports)
+            seen[name] = _installed(top)
+        elif file.suffix != ".py":
+            seen[name] = digest_file(file)
+        else:
+            source, imports = _parse(file, name)
+            seen[name] = digest_bytes(source)
+            pending.extend(imports)
     return digest_json(seen)
+
+
+def _linked_file(top: str, rest: str) -> Path | None:
+    """A module's file where its package is importable but not installed; imports nothing."""
+    if top in sys.stdlib_module_names:
+        return None
+    try:
+        spec = importlib.util.find_spec(top)
+    except (ImportError, ValueError, AttributeError):
+        return None
+    if spec is None:
+        return None
+    folders = [Path(place).absolute() for place in spec.submodule_search_locations or ()]
+    origin = Path(spec.origin).absolute() if spec.has_location and spec.origin else None
+    if any(map(_is_installed, [origin] if origin else folders)):
+        return None
+    if not rest:
+        return origin if origin is not None and origin.is_file() else None
+    return next((f for folder in folders if (f := _module_file(rest, folder))), None)
+
+
+def _is_installed(path: Path) -> bool:
+    if {"site-packages", "dist-packages"} & set(path.parts):
+        return True
+    return any(path.is_relative_to(sysconfig.get_path(n)) for n in ("stdlib", "platstdlib"))
 
 
 @functools.cache
@@ -255,7 +295,8 @@ def _distributions() -> Mapping[str, list[str]]:
 
 def _module_file(name: str, root: Path) -> Path | None:
     path = root.joinpath(*name.split("."))
-    for candidate in (path.with_suffix(".py"), path / "__init__.py"):
+    built = (path.with_name(path.name + end) for end in importlib.machinery.EXTENSION_SUFFIXES)
+    for candidate in (path / "__init__.py", path.with_name(f"{path.name}.py"), *built):
         if candidate.is_file():
             return candidate
     return None

@@ -227,6 +227,33 @@ def test_the_users_sources_enter(tmp_path: Path, edit: Callable[[Path], Any], sa
     assert (before["export"] == after["export"]) is same and before["fuse"] == after["fuse"]
 
 
+def test_a_package_installed_editable_enters_by_content(tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "recipe").mkdir()
+    make(tmp_path / "recipe")
+    package = tmp_path / "src/users_linked"
+    (package / "nets").mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    (package / "nets/__init__.py").write_text("from users_linked.width import WIDTH\n")
+    (package / "width.py").write_text("WIDTH = 8\n")
+    monkeypatch.syspath_prepend(str(tmp_path / "src"))
+    monkeypatch.chdir(tmp_path / "recipe")
+    fields = replaced(FIELDS, "model.torch.callable", "users_linked.nets:make")
+    seen = {all_keys(tmp_path / "recipe", fields)["export"]}
+    for name in ("width.py", "nets/__init__.py", "__init__.py"):
+        (package / name).write_text((package / name).read_text() + "X = 1\n")
+        seen.add(all_keys(tmp_path / "recipe", fields)["export"])
+    assert len(seen) == 4 and "users_linked" not in sys.modules
+    monkeypatch.setattr(keys, "_is_installed", lambda path: True)
+    before = all_keys(tmp_path / "recipe", fields)["export"]
+    (package / "width.py").write_text("WIDTH = 9\n")
+    assert all_keys(tmp_path / "recipe", fields)["export"] == before
+
+
+def test_what_is_installed_is_not_followed() -> None:
+    for name in ("numpy", "json", "no_such_module", "__main__"):
+        assert keys._linked_file(name, "") is None, name
+
+
 def test_a_users_module_that_is_no_python(tmp_path: Path) -> None:
     (tmp_path / "users_part.py").write_text("def (:\n")
     with pytest.raises(RecipeError, match="not valid Python") as caught:
@@ -271,6 +298,17 @@ def test_missing_and_changed_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match=f"the recipe says {'b' * 64}") as changed_file:
         all_keys(tmp_path, replaced(FIELDS, "model.torch.weights", wrong))
     assert changed_file.value.where == str(tmp_path / "w.pth")
+
+
+def test_external_data_that_cannot_be_read_is_told(tmp_path: Path, monkeypatch) -> None:
+    def fail(path: Path) -> dict[str, Any]:
+        raise PermissionError(13, "Permission denied", str(path.parent / "m.bin"))
+
+    (tmp_path / "m.onnx").write_bytes(b"x")
+    monkeypatch.setattr(keys, "_external_data", fail)
+    with pytest.raises(RecipeError, match="cannot be read: Permission denied") as caught:
+        content(LocalFile(path="m.onnx"), tmp_path)
+    assert caught.value.where == str(tmp_path / "m.bin")
 
 
 def test_our_own_sources_enter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
