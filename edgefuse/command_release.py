@@ -65,7 +65,7 @@ def push_bundle(bundle: Path, target_name: str) -> str:
 
     Raises:
         UsageError: no such bundle, or no evidence beside it.
-        GateFailed: its evidence is of other bytes, or not every gate passed.
+        GateFailed: its evidence is of other bytes or another target, or not every gate passed.
         DeviceUnavailable: the target cannot be reached.
     """
     from edgefuse.devices.local import expand, install
@@ -75,7 +75,7 @@ def push_bundle(bundle: Path, target_name: str) -> str:
     if not bundle.is_file():
         raise UsageError(f"no such bundle: {bundle}", hint="make one with `edgefuse run`")
     sha256 = digest_file(bundle)
-    _require_evidence(bundle, sha256)
+    _require_evidence(bundle, sha256, target.name)
     if target.install_path is None:
         raise UsageError(
             f"target {target.name} has no install_path", hint="add one to its file in targets/"
@@ -85,7 +85,7 @@ def push_bundle(bundle: Path, target_name: str) -> str:
     return f"{target.name}: {state} {sha256[:12]} at {installed.current}"
 
 
-def _require_evidence(bundle: Path, sha256: str) -> None:
+def _require_evidence(bundle: Path, sha256: str, target: str) -> None:
     path = bundle.with_name("evidence.json")
     try:
         evidence: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
@@ -102,6 +102,12 @@ def _require_evidence(bundle: Path, sha256: str) -> None:
             f"the evidence is for bundle {bound[:12]}, this one is {sha256[:12]}",
             where=str(bundle),
             hint="the bundle changed after its gates: run the recipe again",
+        )
+    if evidence.get("target") != target:
+        raise GateFailed(
+            f"judged on target {evidence.get('target')}, not on {target}",
+            where=str(path),
+            hint=f"judge it there first: edgefuse run RECIPE --target {target}",
         )
     missing = [name for name in ("accuracy", "memory", "latency") if verdicts.get(name) != "pass"]
     if evidence.get("verdict") != "pass" or missing:

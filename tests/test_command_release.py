@@ -75,7 +75,8 @@ def bundle(folder: Path, **changes: Any) -> Path:
     path = folder / "net.bundle.tar"
     pack({"manifest.json": b'{"weights": "given"}', "models/m": b"model"}, path)
     gates = [{"name": n, "verdict": "pass"} for n in ("accuracy", "memory", "latency")]
-    fields = {"bundle_sha256": digest_file(path), "verdict": "pass", "gates": gates, **changes}
+    fields = {"bundle_sha256": digest_file(path), "verdict": "pass", "target": "host"}
+    fields |= {"gates": gates, **changes}
     (folder / "evidence.json").write_text(json.dumps(fields))
     return path
 
@@ -103,12 +104,20 @@ def test_push_installs_once(home: Path) -> None:
         {"gates": []},
         {"gates": [{"name": "accuracy", "verdict": "pass"}]},
         {"bundle_sha256": "0" * 64},
+        {"target": None},
     ],
 )
 def test_push_refuses_what_did_not_pass(home: Path, changes: dict[str, Any]) -> None:
     ended = edgefuse("push", bundle(home, **changes), "--target", "host")
     assert ended.code == 1 and len(ended.messages) == 1 and "hint: " in ended.err
     assert not (home / "home").exists()
+
+
+def test_push_refuses_what_was_judged_elsewhere(home: Path) -> None:
+    path = bundle(home, target="host-tflite-runtime")
+    ended = edgefuse("push", path, "--target", "host")
+    assert ended.code == 1 and "judged on target host-tflite-runtime, not on host" in ended.err
+    assert "edgefuse run RECIPE --target host" in ended.err and not (home / "home").exists()
 
 
 @pytest.mark.parametrize(
@@ -138,5 +147,5 @@ def test_push_never_installs_random_weights(home: Path) -> None:
 def test_push_needs_a_place(home: Path) -> None:
     target = home / "board.yaml"
     target.write_text("name: board\nsummary: b\ntransport: local\nruntime: litert\n")
-    ended = edgefuse("push", bundle(home), "--target", str(target))
+    ended = edgefuse("push", bundle(home, target="board"), "--target", str(target))
     assert ended.code == 2 and "target board has no install_path" in ended.err
