@@ -805,7 +805,8 @@ def bundle(p: Place, **changes: Any) -> Words:
     path = p.folder / "net.bundle.tar"
     path.write_bytes(b"bundle")
     gates = [{"name": n, "verdict": "pass"} for n in ("accuracy", "memory", "latency")]
-    evidence = {"bundle_sha256": digest_file(path), "verdict": "pass", "gates": gates, **changes}
+    evidence = {"bundle_sha256": digest_file(path), "verdict": "pass", "target": "host"}
+    evidence |= {"gates": gates, **changes}
     (p.folder / "evidence.json").write_text(json.dumps(evidence))
     return ["push", path, "--target", "host"]
 
@@ -822,6 +823,12 @@ def push_without_evidence(p: Place) -> Words:
     words = bundle(p)
     (p.folder / "evidence.json").unlink()
     return words
+
+
+@row(1, r"judged on target board, not on host", "edgefuse run RECIPE --target host")
+def push_of_what_another_target_judged(p: Place) -> Words:
+    """push to a target that did not judge the bundle."""
+    return bundle(p, target="board")
 
 
 @row(1, r"the evidence is for bundle [0-9a-f]{12}, this one is", "run the recipe again")
