@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from edgefuse import publish
 from edgefuse.artifact import digest_file
 from edgefuse.command_run import run_recipe
-from edgefuse.errors import EdgefuseError, GateFailed, RecipeError, UsageError
+from edgefuse.errors import EdgefuseError, GateFailed, RecipeError, StoreError, UsageError
 from edgefuse.plan import Selection
 from edgefuse.recipe import Recipe
 from edgefuse.yaml_file import load
@@ -27,10 +28,13 @@ class ReleaseStopped(EdgefuseError):
 def release_all(recipes: Sequence[Path], out: Path, *, quiet: bool, command: str) -> Iterator[str]:
     """Build every recipe with ``release: true`` into ``out/<name>/``; yields a line for each.
 
+    Earlier bundles of all of them are removed first: none stands for a release that stopped.
+
     Raises:
-        ReleaseStopped: at the first that does not pass; what it would have released is removed.
+        ReleaseStopped: at the first that does not pass.
         RecipeError: a file that is no recipe; two of one name.
         UsageError: none is to be released.
+        StoreError: an earlier bundle cannot be removed.
     """
     chosen: dict[str, Path] = {}
     for path in recipes:
@@ -44,20 +48,30 @@ def release_all(recipes: Sequence[Path], out: Path, *, quiet: bool, command: str
         chosen[recipe.name] = path
     if not chosen:
         raise UsageError("no recipe has release: true", hint="set it in those that are to ship")
+    for name in chosen:
+        publish.withdraw_report(out / name)
+        publish.withdraw_bundle(out / name, name)
     for name, path in chosen.items():
-        folder = out / name
+        yield _release(name, path, out / name, quiet=quiet, command=command)
+
+
+def _release(name: str, path: Path, folder: Path, *, quiet: bool, command: str) -> str:
+    """Build one recipe; however this ends but with a pass, its bundle is absent."""
+    try:
         document, _ = run_recipe(
             path, selection=Selection(measure=True), out=folder, quiet=quiet, command=command
         )
         if document["verdict"] != "pass":
             error = document["error"] or {"message": document["verdict"], "hint": ""}
-            (folder / f"{name}.bundle.tar").unlink(missing_ok=True)
-            shutil.rmtree(folder / "bundle", ignore_errors=True)
             raise ReleaseStopped(
                 f"{path}: {error['message']}", document["exit_code"] or 3, error["hint"]
             )
-        bundle = next(a for a in document["artifacts"] if a["kind"] == "bundle")
-        yield f"{folder / bundle['file']}  {bundle['sha256']}"
+    except BaseException:
+        with contextlib.suppress(StoreError):
+            publish.withdraw_bundle(folder, name)
+        raise
+    bundle = next(a for a in document["artifacts"] if a["kind"] == "bundle")
+    return f"{folder / bundle['file']}  {bundle['sha256']}"
 
 
 def push_bundle(bundle: Path, target_name: str) -> str:

@@ -38,15 +38,28 @@ def withdraw(out: Path, recipe: str, stages: Iterable[Stage]) -> None:
         StoreError: it cannot be removed.
     """
     for stage in stages:
-        path = out / stage.file_name.format(name=recipe)
-        try:
-            path.unlink(missing_ok=True)
-            if path.name.endswith(".bundle.tar"):
-                (out / "evidence.json").unlink(missing_ok=True)
-                if (out / "bundle").is_dir():
-                    shutil.rmtree(out / "bundle")
-        except OSError as error:
-            raise_disk_error(error, path)
+        _remove(out, stage.file_name.format(name=recipe))
+
+
+def withdraw_bundle(out: Path, recipe: str) -> None:
+    """Remove a recipe's bundle, its unpacked form and its evidence.
+
+    Raises:
+        StoreError: it cannot be removed.
+    """
+    _remove(out, f"{recipe}.bundle.tar")
+
+
+def _remove(out: Path, name: str) -> None:
+    path = out / name
+    try:
+        path.unlink(missing_ok=True)
+        if name.endswith(".bundle.tar"):
+            (out / "evidence.json").unlink(missing_ok=True)
+            if (out / "bundle").is_dir():
+                shutil.rmtree(out / "bundle")
+    except OSError as error:
+        raise_disk_error(error, path)
 
 
 def withdraw_report(out: Path) -> None:

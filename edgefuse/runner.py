@@ -82,9 +82,8 @@ class Runner:
             if isinstance(error, RecipeError):
                 error.where = self.job.place(error.where)
             self.result.error = error
-            if self.result.outcomes:
-                with contextlib.suppress(StoreError):
-                    self._withdraw()
+            with contextlib.suppress(StoreError):
+                self._withdraw()
         finally:
             self.console.close()
         return self.result

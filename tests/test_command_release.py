@@ -12,6 +12,8 @@ from fake_stages import TEXT, Fakes, fakes
 
 from edgefuse.archive import pack
 from edgefuse.artifact import digest_file
+from edgefuse.errors import StoreError
+from edgefuse.report import document as documents
 
 __all__ = ["fakes"]
 
@@ -61,7 +63,23 @@ def test_the_first_that_does_not_pass_stops_it(fakes: Fakes, dist: Path, figure,
     assert "recipe.yaml: gate_two: figure" in ended.err and "hint: mend gate_two" in ended.err
     assert not (dist / "tiny/tiny.bundle.tar").exists() and not (dist / "tiny/bundle").exists()
     assert not (dist / "tiny/evidence.json").exists()
-    assert (dist / "other/other.bundle.tar").exists(), "not reached"
+    assert not (dist / "other/other.bundle.tar").exists(), "not reached, so not of this release"
+    assert not (dist / "other/bundle").exists() and not (dist / "other/evidence.json").exists()
+
+
+@pytest.mark.parametrize("trouble", [StoreError("no space"), KeyboardInterrupt(), OSError("odd")])
+def test_no_bundle_remains_of_a_release_that_raises(
+    fakes: Fakes, dist: Path, monkeypatch: pytest.MonkeyPatch, trouble: BaseException
+) -> None:
+    def fail(*_: object) -> None:
+        raise trouble
+
+    paths = [fakes.folder / "recipe.yaml", fakes.folder / "other.yaml"]
+    assert edgefuse("release", *paths, "--out", dist, "-q").code == 0
+    monkeypatch.setattr(documents, "write", fail)
+    assert edgefuse("release", *paths, "--out", dist, "-q").code in (3, 130)
+    left = {p.relative_to(dist).as_posix() for p in dist.rglob("*") if "bundle" in p.name}
+    assert not left and not list(dist.rglob("evidence.json"))
 
 
 def test_two_recipes_of_one_name(fakes: Fakes, dist: Path) -> None:

@@ -292,6 +292,20 @@ def test_a_run_report_when_nothing_ran(fakes: Fakes, tmp_path: Path, monkeypatch
     assert report["error"]["message"] == "no plan" and report["artifacts"] == []
 
 
+def test_no_bundle_stays_beside_a_run_without_a_plan(fakes: Fakes, monkeypatch) -> None:
+    from edgefuse import plan
+
+    words = ("run", fakes.folder / "recipe.yaml", "--out", fakes.out)
+    assert edgefuse(*words).code == 0 and fakes.published() >= {"evidence.json", *BUNDLE}
+
+    def broken(*_: object) -> None:
+        raise ToolError("no plan")
+
+    monkeypatch.setattr(plan, "static_parts", broken)
+    assert edgefuse(*words).code == 3
+    assert fakes.published() == {"edgefuse.log", "report.json", "report.html"}
+
+
 def test_no_report_of_an_older_run_survives_an_interruption(fakes: Fakes, tmp_path: Path) -> None:
     words = ("run", tmp_path / "recipe.yaml", "--out", fakes.out)
     assert edgefuse(*words).code == 0
