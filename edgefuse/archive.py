@@ -66,9 +66,12 @@ def _ends(source: Path) -> bool:
 
 
 def matches(source: Path, folder: Path) -> bool:
-    """Whether a folder holds exactly the files of an archive, byte for byte."""
-    found = {p.relative_to(folder).as_posix() for p in folder.rglob("*") if not p.is_dir()}
+    """Whether a folder holds exactly the files of an archive, byte for byte.
+
+    What cannot be read does not match.
+    """
     try:
+        found = {p.relative_to(folder).as_posix() for p in folder.rglob("*") if not p.is_dir()}
         with tarfile.open(source, "r:") as archive:
             members = {member.name: member for member in archive}
             return found == members.keys() and all(

@@ -41,6 +41,16 @@ def test_round_trip_and_comparison(tmp_path: Path) -> None:
     assert not matches(source, tmp_path / "gone")
 
 
+def test_a_folder_that_cannot_be_read_does_not_match(tmp_path: Path, monkeypatch) -> None:
+    pack(MEMBERS, tmp_path / "a.tar")
+
+    def fail(*_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "rglob", fail)
+    assert not matches(tmp_path / "a.tar", tmp_path)
+
+
 @pytest.mark.parametrize("name", ["/etc/x", "../x", "a/../../x", "a\\x", ""])
 def test_names_that_leave_the_folder_are_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(StageError, match="leave the folder"):

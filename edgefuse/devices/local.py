@@ -2,12 +2,14 @@
 
 Layout under the destination::
 
-    releases/<sha256>/   one unpacked bundle each, never changed once it is there
+    releases/<sha256>/   one unpacked bundle each, replaced only when its files are not the bundle's
     current              symbolic link to one of them, switched by an atomic rename
 
 A bundle is unpacked beside its place under a temporary name, synced, renamed, and only then does
 ``current`` move: a kill at any moment leaves the old release current and at worst a temporary
-folder or link, which the next install removes. Earlier releases stay, so that going back is one
+folder or link, which the next install removes. A release whose files are no longer those of the
+bundle (damaged, edited) is moved aside and unpacked anew: only then, and only for the moment of
+two renames, is it absent. Earlier releases stay, so that going back is one
 link. Two installs at once wait for each other (a lock that dies with its holder).
 """
 
@@ -21,7 +23,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from edgefuse.archive import unpack
+from edgefuse.archive import matches, unpack
 from edgefuse.artifact import digest_file
 from edgefuse.devices.transport import Installed
 from edgefuse.errors import DeviceUnavailable, StageError, UsageError
@@ -62,7 +64,7 @@ def _install(bundle: Path, sha256: str, destination: Path) -> Installed:
     current = destination / "current"
     release = destination / "releases" / sha256
     previous = current.resolve().name if current.is_symlink() else ""
-    fresh = not release.is_dir()
+    fresh = not (release.is_dir() and matches(bundle, release))
     if fresh:
         _unpack(bundle, release)
     else:
@@ -87,10 +89,13 @@ def _unpack(bundle: Path, release: Path) -> None:
         for path in sorted(folder.rglob("*")):
             _sync(path)
         _sync(folder)
+        if release.exists():
+            release.rename(release.with_name(f"{_TEMPORARY}old-{release.name}"))
         folder.rename(release)
         _sync(release.parent)
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        for left in release.parent.glob(f"{_TEMPORARY}*"):
+            shutil.rmtree(left, ignore_errors=True)
 
 
 def _check_manifest(folder: Path) -> None:

@@ -48,6 +48,27 @@ def test_install_switches_and_keeps(tmp_path: Path) -> None:
     assert {p.name for p in (there / "releases").iterdir()} == {one[1], two[1], ".lock"}
 
 
+@pytest.mark.parametrize("damage", ["altered", "lost", "planted", "manifest"])
+def test_a_release_that_is_not_the_bundle_is_unpacked_anew(tmp_path: Path, damage: str) -> None:
+    one = bundle(tmp_path / "1.tar")
+    release = install(*one, tmp_path / "board").release
+    match damage:
+        case "altered":
+            (release / "m/a.tflite").write_bytes(b"other")
+        case "lost":
+            (release / "m/a.tflite").unlink()
+        case "planted":
+            (release / "extra").write_bytes(b"x")
+        case _:
+            (release / "manifest.json").write_bytes(b"{")
+    again = install(*one, tmp_path / "board")
+    assert again.changed and again.previous == ""
+    assert {p.name for p in release.rglob("*")} == {"manifest.json", "m", "a.tflite"}
+    assert (release / "m/a.tflite").read_bytes() == b"model"
+    untouched(tmp_path / "board", one[1])
+    assert not install(*one, tmp_path / "board").changed
+
+
 def untouched(there: Path, sha256: str) -> None:
     assert str((there / "current").readlink()) == f"releases/{sha256}"
     assert {p.name for p in (there / "releases").iterdir()} == {sha256, ".lock"}
