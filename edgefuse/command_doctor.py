@@ -106,10 +106,15 @@ def _pins() -> Iterator[Finding]:
 def _places() -> Iterator[Finding]:
     store = Store(default_root())
     place = store.root
-    while not place.exists():
-        place = place.parent
-    free = shutil.disk_usage(place).free
-    holds = store.size_bytes() if store.root.is_dir() else 0
+    try:
+        while not place.exists():
+            place = place.parent
+        free = shutil.disk_usage(place).free
+        holds = store.size_bytes() if store.root.is_dir() else 0
+    except OSError as error:
+        told = f"store {store.root}: cannot be read: {error.strerror}"
+        yield Finding("error", told, "set EDGEFUSE_CACHE to a folder that you may read and write")
+        return
     text = f"store {store.root}: {holds / 1e9:.2f} GB held, {free / 1e9:.1f} GB free"
     if not os.access(place, os.W_OK):
         yield Finding("error", f"{text}, not writable", "set EDGEFUSE_CACHE to a writable folder")
@@ -135,5 +140,6 @@ def _optional() -> Iterator[Finding]:
         yield Finding("note", "EDGEFUSE_DATA is not set: mobilenet-imagenet.yaml needs it")
     from edgefuse.devices.fingerprint import cpu_model, has_int8_dot_product
 
-    dot = "has" if has_int8_dot_product() else "has no"
-    yield Finding("ok" if dot == "has" else "note", f"CPU {cpu_model()} {dot} int8 dot product")
+    dot = has_int8_dot_product()
+    said = {True: "has", False: "has no", None: "may or may not have (unknown) an"}[dot]
+    yield Finding("ok" if dot else "note", f"CPU {cpu_model()} {said} int8 dot product")

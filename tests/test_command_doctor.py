@@ -76,6 +76,24 @@ def test_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert levels("EDGEFUSE_DATA=")[0][0] == "error"
 
 
+def test_a_store_that_cannot_be_looked_at_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(command_doctor.shutil, "disk_usage", fail)
+    assert levels("cannot be read: Permission denied")[0][0] == "error"
+
+
+@pytest.mark.parametrize(
+    ("dot", "level", "said"),
+    [(True, "ok", " has int8"), (False, "note", " has no int8"), (None, "note", "unknown")],
+)
+def test_what_the_cpu_can_do(monkeypatch: pytest.MonkeyPatch, dot, level: str, said: str) -> None:
+    monkeypatch.setattr("edgefuse.devices.fingerprint.has_int8_dot_product", lambda: dot)
+    (found,) = [f for f in examine() if "int8 dot product" in f.what]
+    assert found.level == level and said in found.what
+
+
 def test_a_wrong_python_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command_doctor.sys, "version_info", (3, 13, 0))
     assert levels("Python 3")[0][0] == "error"

@@ -63,8 +63,14 @@ def cpu_flags() -> tuple[str, ...]:
     return tuple(sorted(FLAGS.intersection(held)))
 
 
-def has_int8_dot_product() -> bool:
-    """Whether the CPU multiplies and sums int8 in one instruction: without, int8 gains no time."""
+def has_int8_dot_product() -> bool | None:
+    """Whether the CPU multiplies and sums int8 in one instruction: without, int8 gains no time.
+
+    None when the system does not tell the CPU's instruction sets.
+    """
+    fields = _cpuinfo()
+    if not (fields.get("flags") or fields.get("Features")):
+        return None
     return bool(INT8_DOT.intersection(cpu_flags()))
 
 

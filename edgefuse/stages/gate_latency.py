@@ -51,7 +51,12 @@ def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Pro
     checks = []
     limit = gate.max_ratio_to_float
     dot_product = has_int8_dot_product()
-    if gate.max_ratio_without_int8_dot is not None and not dot_product:
+    if gate.max_ratio_without_int8_dot is not None and dot_product is None:
+        context.warn(
+            "whether this CPU has an int8 dot product is unknown (/proc/cpuinfo does not tell): "
+            "the ratio to float is judged by max_ratio_to_float"
+        )
+    if gate.max_ratio_without_int8_dot is not None and dot_product is False:
         limit = gate.max_ratio_without_int8_dot
         context.warn(
             "this CPU has no int8 dot product, so int8 gains no time on it: the ratio to float is "

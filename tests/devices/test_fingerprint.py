@@ -38,6 +38,20 @@ def test_models_and_flags(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
     assert subject.cpu_model() and subject.cpu_flags() == ()
 
 
+def test_int8_dot_product_is_known_or_unknown(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for text in (INTEL, ARM):
+        given(monkeypatch, tmp_path, text)
+        assert subject.has_int8_dot_product() is True
+    given(monkeypatch, tmp_path, INTEL.replace("avx512_vnni", "erms"))
+    assert subject.has_int8_dot_product() is False
+    given(monkeypatch, tmp_path, "processor : 0\n")
+    assert subject.has_int8_dot_product() is None
+    monkeypatch.setattr(subject, "CPUINFO", tmp_path / "absent")
+    assert subject.has_int8_dot_product() is None
+
+
 def test_digest_follows_what_matters(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     given(monkeypatch, tmp_path, INTEL)
     one = subject.fingerprint("litert 1")

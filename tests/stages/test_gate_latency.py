@@ -1,0 +1,46 @@
+"""The latency gate: which of its two thresholds judges, and what is told of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from edgefuse.devices import bench, fingerprint
+from edgefuse.recipe import LatencyGate
+from edgefuse.stages.gate_latency import run
+
+
+@pytest.mark.parametrize(
+    ("dot", "limit", "told"),
+    [(True, 0.8, ""), (False, 1.25, "has no int8 dot product"), (None, 0.8, "is unknown")],
+)
+def test_only_a_cpu_known_to_lack_it_gets_the_other_threshold(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dot: bool | None, limit: float, told: str
+) -> None:
+    latency = SimpleNamespace(
+        int8_ms=[[1.0] * 20] * 3,
+        float_ms=[[1.0] * 20] * 3,
+        conditions=SimpleNamespace(runtime="litert 1"),
+        summary=lambda: {},
+    )
+    monkeypatch.setattr(bench, "measure_latency", lambda *_, **__: latency)
+    monkeypatch.setattr(fingerprint, "has_int8_dot_product", lambda: dot)
+    gate = LatencyGate(max_ratio_to_float=0.8, max_ratio_without_int8_dot=1.25)
+    recipe: Any = SimpleNamespace(gates=SimpleNamespace(latency=gate), seed=0)
+    warnings: list[str] = []
+    context: Any = SimpleNamespace(
+        work=tmp_path,
+        file_name="latency.json",
+        log=tmp_path / "log",
+        progress=lambda *_: None,
+        warn=warnings.append,
+        target=SimpleNamespace(name="host", runtime="litert", kernels="default", threads=1),
+    )
+    model: Any = SimpleNamespace(path=tmp_path / "m")
+    evidence = run({"convert": model, "quantize": model}, recipe, context).evidence
+    assert evidence["checks"][0]["threshold"] == limit
+    assert evidence["figures"]["int8_dot_product"] is dot
+    assert [told in w for w in warnings] == ([True] if told else [])
