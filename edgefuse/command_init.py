@@ -58,6 +58,8 @@ _ARRAYS = """\
   evaluation: {arrays: evaluation.npz}"""
 
 Specs = list[tuple[str, list[int]]]
+# Input name -> its axes without a fixed size, as words.
+Dynamic = dict[str, list[str]]
 
 
 def write_recipe(source: str, out: Path, shape: str, force: bool) -> list[str]:
@@ -69,12 +71,16 @@ def write_recipe(source: str, out: Path, shape: str, force: bool) -> list[str]:
     if out.exists() and not force:
         raise UsageError(f"{out} exists", hint="give another --out, or --force to overwrite it")
     lower = source.lower()
+    dynamic: Dynamic = {}
     if lower.endswith((".onnx", ".tflite")):
         kind = lower.rpartition(".")[2]
         path = Path(source)
         if not path.is_file():
             raise UsageError(f"no such file: {path}")
-        inputs, outputs = _onnx_specs(path) if kind == "onnx" else _tflite_specs(path)
+        if kind == "onnx":
+            inputs, outputs, dynamic = _onnx_specs(path)
+        else:
+            inputs, outputs = _tflite_specs(path)
         name = path.stem
         relative = _relative(path, out)
         text = f"  {kind}: {{path: {_quoted(relative)}}}"
@@ -97,7 +103,10 @@ def write_recipe(source: str, out: Path, shape: str, force: bool) -> list[str]:
         _TEMPLATE.format(
             name=_quoted(re.sub(r"[^A-Za-z0-9_.-]", "_", name).lstrip("_.-")[:64] or "model"),
             source=text,
-            inputs="\n".join(f"    - {{name: {_quoted(n)}, shape: {s}}}" for n, s in inputs),
+            inputs="\n".join(
+                f"    - {{name: {_quoted(n)}, shape: {s}}}" + _dynamic_comment(dynamic.get(n, []))
+                for n, s in inputs
+            ),
             outputs=f"  outputs: [{', '.join(map(_quoted, outputs))}]",
             preprocess=_preprocess(pictures[0], kind) if is_picture else "",
             data=_FOLDERS if is_picture else _ARRAYS,
@@ -105,6 +114,10 @@ def write_recipe(source: str, out: Path, shape: str, force: bool) -> list[str]:
     )
     return [
         f"wrote {out}",
+        *(
+            f"input {n!r} has no fixed size in the model at {', '.join(axes)}: written as 1"
+            for n, axes in dynamic.items()
+        ),
         "complete it: " + ("the preprocessing and " if is_picture else "") + "the sample sets"
         + (", weights and output names" if kind == "torch" else ""),
         f"then: edgefuse plan {out}; edgefuse run {out}",
@@ -122,7 +135,11 @@ def _preprocess(shape: list[int], kind: str) -> str:
     )
 
 
-def _onnx_specs(path: Path) -> tuple[Specs, list[str]]:
+def _dynamic_comment(axes: list[str]) -> str:
+    return f"   # no fixed size in the model, written as 1: {', '.join(axes)}" if axes else ""
+
+
+def _onnx_specs(path: Path) -> tuple[Specs, list[str], Dynamic]:
     import onnx
 
     try:
@@ -130,12 +147,20 @@ def _onnx_specs(path: Path) -> tuple[Specs, list[str]]:
     except Exception:
         raise UsageError("not an ONNX file, or a damaged one", where=str(path)) from None
     held = {tensor.name for tensor in proto.graph.initializer}
-    inputs = [
-        (i.name, [d.dim_value or 1 for d in i.type.tensor_type.shape.dim])
-        for i in proto.graph.input
-        if i.name not in held
-    ]
-    return inputs, [o.name for o in proto.graph.output]
+    sizes = {
+        i.name: list(i.type.tensor_type.shape.dim) for i in proto.graph.input if i.name not in held
+    }
+    inputs = [(name, [d.dim_value or 1 for d in dims]) for name, dims in sizes.items()]
+    dynamic = {
+        name: [
+            f"axis {index}" + (f" ({d.dim_param!a})" if d.dim_param else "")
+            for index, d in enumerate(dims)
+            if not d.dim_value
+        ]
+        for name, dims in sizes.items()
+    }
+    named = {name: axes for name, axes in dynamic.items() if axes}
+    return inputs, [o.name for o in proto.graph.output], named
 
 
 def _tflite_specs(path: Path) -> tuple[Specs, list[str]]:

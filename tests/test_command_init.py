@@ -53,6 +53,17 @@ def test_an_onnx_model_of_pictures() -> None:
     assert recipe.preprocess is not None and recipe.preprocess.layout == "NHWC"
 
 
+def test_axes_without_a_fixed_size_are_named() -> None:
+    onnx_file("m.onnx", "float[N,4,?] x, float[1,5] z")
+    ended = edgefuse("init", "m.onnx")
+    said = "axis 0 ('N'), axis 2"
+    assert f"input 'x' has no fixed size in the model at {said}: written as 1" in ended.out
+    assert "input 'z'" not in ended.out
+    (line,) = [t for t in Path("recipe.yaml").read_text().splitlines() if "written as 1" in t]
+    assert line.endswith(f"shape: [1, 4, 1]}}   # no fixed size in the model, written as 1: {said}")
+    assert load(Path("recipe.yaml"), Recipe).model.inputs[0].shape == (1, 4, 1)
+
+
 def test_an_onnx_model_of_arrays() -> None:
     onnx_file("m.onnx", "float[1,4] x, float[2,3,5] z")
     recipe = write("m.onnx")
