@@ -63,8 +63,10 @@ def _found(
     context: Context,
 ) -> Verdict:
     data = {"source": source, "low": low, "high": high, "opset": context.opset}
-    if low is None and high is None and (source.producer() is None or source.is_graph_output()):
-        return None
+    if low is None and high is None:
+        producer, outer = source.producer(), nodes[-1].graph
+        if producer is None or producer.graph is not outer or source.is_graph_output():
+            return None
     return Match(nodes, data)
 
 

@@ -44,6 +44,18 @@ def test_to_relu_and_to_nothing() -> None:
     )
 
 
+def test_a_subgraph_keeps_the_clip_that_hands_out_an_outer_value() -> None:
+    model = onnx_model(
+        """g (bool c, float[1,4] x) => (float[1,4] y) {
+        n = Neg(x)
+        y = If (c) <
+            then_branch = a () => (float[1,4] t) { t = Clip(n) },
+            else_branch = b () => (float[1,4] e) { e = Abs(n) }
+        > }"""
+    )
+    check_pass(PASS, ignores=[(model, "")])
+
+
 def test_composition_of_bounds() -> None:
     disjoint = bounded("m = Clip(x, a, b) y = Clip(m, b)")
     done = apply(PASS, disjoint)
