@@ -18,7 +18,8 @@ class Console(Protocol):
     def stage_started(self, name: str, index: int, count: int, estimate_s: float | None) -> None:
         """``estimate_s``: the last run's wall time in seconds, when known."""
 
-    def progress(self, done: int, total: int, what: str) -> None: ...
+    def progress(self, done: int, total: int, what: str) -> None:
+        """``total``: 0 when nobody knows it; ``what`` then says how far it is."""
 
     def stage_ended(self, name: str, status: str, seconds: float, summary: str) -> None: ...
 
@@ -76,9 +77,9 @@ class Lines(Quiet):
 
     def progress(self, done: int, total: int, what: str) -> None:
         now = time.monotonic()
-        if now - self._last >= 10 or self.verbose:
+        if now - self._last >= 10 or (self.verbose and total):
             self._last = now
-            self._line(f"  {self._name}: {what} {done}/{total}")
+            self._line(f"  {self._name}: {_so_far(done, total, what)}")
 
     def stage_ended(self, name: str, status: str, seconds: float, summary: str) -> None:
         took = "" if status == "reused" else f" in {seconds:.1f} s"
@@ -88,8 +89,12 @@ class Lines(Quiet):
         self._line(f"  {text}")
 
 
+def _so_far(done: int, total: int, what: str) -> str:
+    return f"{what} {done}/{total}" if total else what
+
+
 class Bar(Lines):
-    """A progress bar with the time left, on a terminal."""
+    """A progress bar with the time left, on a terminal; with -v each step stays as a line."""
 
     def __init__(self, verbose: bool = False, stream: TextIO | None = None) -> None:
         super().__init__(verbose, stream)
@@ -120,14 +125,16 @@ class Bar(Lines):
         self._rich.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def stage_started(self, name: str, index: int, count: int, estimate_s: float | None) -> None:
-        self._name = name
+        self._name, self._last = name, time.monotonic()
         self._bar.start()
         self._task = self._bar.add_task(f"[{index}/{count}] {name}".replace("[", r"\["), total=None)
 
     def progress(self, done: int, total: int, what: str) -> None:
         if self._task is not None:
-            label = f"{self._name}: {what} {done}/{total}".replace("[", r"\[")
-            self._bar.update(self._task, completed=done, total=total, description=label)
+            label = f"{self._name}: {_so_far(done, total, what)}".replace("[", r"\[")
+            self._bar.update(self._task, completed=done, total=total or None, description=label)
+        if self.verbose:
+            super().progress(done, total, what)
 
     def stage_ended(self, name: str, status: str, seconds: float, summary: str) -> None:
         if self._task is not None:

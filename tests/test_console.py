@@ -70,6 +70,23 @@ def test_a_terminal_has_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "odd [bold]input[/bold]" in text and "fuse: ran in 1.2 s - 9 -> 4 operators" in text
 
 
+def test_a_verbose_bar_keeps_each_step_as_a_line() -> None:
+    for verbose in (False, True):
+        stream = Terminal()
+        told(Bar(verbose, stream))
+        assert ("  fuse: [passes] 1/4\n" in stream.getvalue()) is verbose
+
+
+def test_an_unknown_total_shows_no_fraction(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = iter(range(0, 1000, 11))
+    monkeypatch.setattr("edgefuse.console.time.monotonic", lambda: float(next(seconds)))
+    stream = io.StringIO()
+    console = Lines(verbose=True, stream=stream)
+    console.stage_started("convert", 1, 1, None)
+    console.progress(11, 0, "converting, 11 s")
+    assert stream.getvalue().splitlines()[1] == "  convert: converting, 11 s"
+
+
 def test_the_console_fits_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", io.StringIO())
     assert type(choose()) is Lines and type(choose(quiet=True)) is Quiet

@@ -81,7 +81,7 @@ def _convert(fused: Artifact, path: Path, recipe: Recipe, context: Context) -> P
                 "outputs": [s.name for s in fused.signature.outputs],
             },
             recipe.convert.timeout_s,
-            lambda gone: context.progress(min(int(gone), 14), 15, "converting"),
+            lambda gone: context.progress(int(gone), 0, f"converting, {int(gone)} s"),
         )
     if not path.is_file():
         raise StageError("the converter wrote no float model", hint=f"see {context.log}")
