@@ -266,15 +266,19 @@ def _interrupted() -> int:
 
 
 def _internal(error: Exception) -> int:
-    """A defect of ours: one line, the traceback in a file."""
+    """A defect of ours: one line, the traceback in a file if one can be written."""
     import tempfile
     import traceback
 
-    descriptor, name = tempfile.mkstemp(prefix="edgefuse-", suffix=".log")
-    with os.fdopen(descriptor, "w") as stream:
-        stream.write("".join(traceback.format_exception(error)))
     text = f"internal error: {type(error).__name__}: {error}"
-    hint = f"this is a defect of edgefuse; please report it with {name}"
+    try:
+        descriptor, name = tempfile.mkstemp(prefix="edgefuse-", suffix=".log")
+        with os.fdopen(descriptor, "w", encoding="utf-8", errors="replace") as stream:
+            stream.write("".join(traceback.format_exception(error)))
+        hint = f"this is a defect of edgefuse; please report it with {name}"
+    except OSError as full:
+        why = full.strerror or full
+        hint = f"this is a defect of edgefuse; its traceback could not be written: {why}"
     return _ended(
         3, f"edgefuse: {text}\n  hint: {hint}", kind="InternalError", message=text, hint=hint
     )

@@ -14,7 +14,8 @@
     |-- ToolError                 3   a foreign tool or library failed or is missing
     |-- StoreError                3   the store cannot be read or written (full disk, permissions)
     |-- DeviceUnavailable         4   a target cannot be reached
-    `-- Inconclusive              4   a gate could not be decided
+    |-- Inconclusive              4   a gate could not be decided
+    `-- ReleaseStopped          any   a recipe of `release` did not pass; that run's exit code
 
 A run ended by Ctrl-C exits with 130. Errors are raised where the cause is known; exceptions of
 foreign libraries are translated where the library is imported; ``cli.py`` alone catches.

@@ -8,9 +8,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from edgefuse.archive import matches, unpack
-from edgefuse.artifact import Artifact, digest_file
+from edgefuse.artifact import Artifact
 from edgefuse.stage import Stage
-from edgefuse.store import copy_atomically, raise_disk_error
+from edgefuse.store import copy_atomically, holds, raise_disk_error
 
 
 def put(out: Path, recipe: str, stage: Stage, artifact: Artifact) -> str | None:
@@ -24,7 +24,7 @@ def put(out: Path, recipe: str, stage: Stage, artifact: Artifact) -> str | None:
     if artifact.kind == "verdict":
         return None
     path = out / stage.file_name.format(name=recipe)
-    if not (path.is_file() and digest_file(path) == artifact.sha256):
+    if not holds(path, artifact.sha256):
         copy_atomically(artifact.path, path)
     if artifact.kind == "bundle" and not matches(artifact.path, out / "bundle"):
         _unpack(artifact.path, out / "bundle")

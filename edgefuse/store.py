@@ -106,6 +106,14 @@ def write_changed(path: Path, data: bytes) -> None:
     write_atomically(path, data)
 
 
+def holds(path: Path, sha256: str) -> bool:
+    """Whether a file is there, can be read, and has this SHA-256."""
+    try:
+        return path.is_file() and digest_file(path) == sha256
+    except OSError:
+        return False
+
+
 def copy_atomically(source: Path, path: Path) -> None:
     """Copy a file so that ``path`` is the whole new content or untouched.
 
@@ -181,7 +189,11 @@ class Store:
         )
 
     def drop(self, stage: str, key: str) -> None:
-        """Forget an entry, and its bytes if they are damaged: others may share them."""
+        """Forget an entry, and its bytes if they are damaged: others may share them.
+
+        Raises:
+            StoreError: it cannot be removed.
+        """
         try:
             sha256 = self.entry(stage, key)["sha256"]
             path = self.object_path(sha256)
@@ -189,7 +201,11 @@ class Store:
                 path.unlink(missing_ok=True)
         except (Damaged, OSError):
             pass
-        self._entry_path(stage, key).unlink(missing_ok=True)
+        entry = self._entry_path(stage, key)
+        try:
+            entry.unlink(missing_ok=True)
+        except OSError as error:
+            raise_disk_error(error, entry)
 
     def put(
         self,
@@ -209,7 +225,7 @@ class Store:
         """
         sha256 = digest_file(product.path)
         path = self.object_path(sha256)
-        if not (path.is_file() and digest_file(path) == sha256):
+        if not holds(path, sha256):
             copy_atomically(product.path, path)
         body = {
             "key": key,

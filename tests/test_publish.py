@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from fake_stages import Fakes, fakes
 
-from edgefuse import publish
+from edgefuse import publish, store
 from edgefuse.archive import pack
 from edgefuse.artifact import Artifact, digest_file
 from edgefuse.errors import StoreError
@@ -45,6 +45,19 @@ def test_a_bundle_is_unpacked_and_replaced_as_a_whole(stages, tmp_path: Path) ->
 def test_a_verdict_is_not_published(stages, tmp_path: Path) -> None:
     verdict = Artifact("verdict", tmp_path / "v", "0" * 64, "gate_one", "k")
     assert publish.put(tmp_path, "tiny", stages["gate_one"], verdict) is None
+
+
+def test_an_unreadable_file_in_its_place_is_replaced(stages, tmp_path: Path, monkeypatch) -> None:
+    made = bundle(tmp_path, manifest=b"1")
+    publish.put(tmp_path, "tiny", stages["seal"], made)
+    (tmp_path / "tiny.bundle.tar").write_text("old")
+
+    def fail(path: Path) -> str:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(store, "digest_file", fail)
+    assert publish.put(tmp_path, "tiny", stages["seal"], made) == "tiny.bundle.tar"
+    assert digest_file(tmp_path / "tiny.bundle.tar") == made.sha256
 
 
 def test_withdrawing_takes_evidence_along_and_nothing_else(stages, tmp_path: Path) -> None:

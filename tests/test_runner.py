@@ -9,10 +9,12 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from command import edgefuse
@@ -351,6 +353,31 @@ def test_a_defect_is_one_line_and_a_file(fakes: Fakes, tmp_path: Path, monkeypat
     assert "Traceback" not in ended.err + ended.out
     (log,) = tmp_path.glob("edgefuse-*.log")
     assert "Traceback" in log.read_text() and str(log) in ended.err
+
+
+def test_a_defect_with_a_full_temporary_folder(fakes: Fakes, tmp_path: Path, monkeypatch) -> None:
+    real = tempfile.mkstemp
+
+    def full(**given: Any) -> tuple[int, str]:
+        if "dir" in given:
+            return real(**given)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(tempfile, "mkstemp", full)
+    fakes.trouble["alpha"] = lambda: ZeroDivisionError("oh")
+    ended = edgefuse("run", tmp_path / "recipe.yaml", "--out", fakes.out)
+    assert ended.code == 3 and "internal error: ZeroDivisionError" in ended.err
+    assert "could not be written: No space left" in ended.err and "Traceback" not in ended.err
+
+
+def test_an_unavailable_device_is_no_undecided_gate(fakes: Fakes, tmp_path: Path) -> None:
+    fakes.trouble["gate_two"] = lambda: DeviceUnavailable("no board")
+    words = ("run", tmp_path / "recipe.yaml", "--out", fakes.out)
+    assert edgefuse(*words).code == 4
+    report = json.loads((fakes.out / "report.json").read_text())
+    assert report["verdict"] == "error" and report["error"]["kind"] == "DeviceUnavailable"
+    page = (fakes.out / "report.html").read_text()
+    assert "stopped on an error" in page and "undecided" not in page
 
 
 def test_two_runs_at_once_share_the_work(fakes: Fakes) -> None:

@@ -123,6 +123,15 @@ def test_damaged_bytes_are_replaced_by_a_put_of_the_same(store: Store) -> None:
     assert put(store, key="cd" * 32).path == path and path.read_bytes() == b"model"
 
 
+def test_an_entry_that_cannot_be_dropped_is_told(store: Store, monkeypatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "unlink", fail)
+    with pytest.raises(StoreError, match="Permission denied"):
+        store.drop("export", "0" * 64)
+
+
 def test_dropping_an_entry_keeps_bytes_that_another_uses(store: Store) -> None:
     put(store)
     put(store, key="cd" * 32)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgefuse import __version__
+from edgefuse.errors import DeviceUnavailable
 from edgefuse.keys import versions
 from edgefuse.store import write_changed
 
@@ -29,7 +30,8 @@ def build(job: Job, result: Result, command: str, complete: bool) -> dict[str, A
         complete: whether every stage of the recipe was asked for (no ``--until``).
     """
     error = result.error
-    verdict = "error" if error and error.exit_code not in _VERDICTS else _VERDICTS[result.exit_code]
+    stopped = isinstance(error, DeviceUnavailable) or result.exit_code not in _VERDICTS
+    verdict = "error" if stopped else _VERDICTS[result.exit_code]
     if verdict == "pass" and not complete:
         verdict = "incomplete"
     document: dict[str, Any] = {
