@@ -8,6 +8,7 @@ this run stands for: whatever is not taken from the store is withdrawn before an
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -185,6 +186,7 @@ class Runner:
         inputs: Mapping[str, Artifact],
         outcome: Outcome,
     ) -> Artifact | None:
+        gc.enable()
         job = self.job
         start = time.monotonic()
         log.info("%s: started, key %s", stage.name, key)

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from edgefuse import __version__
 from edgefuse.errors import DeviceUnavailable
-from edgefuse.keys import versions
+from edgefuse.artifact import digest_bytes, digest_json
+from edgefuse.keys import code_digest, versions
 from edgefuse.store import write_changed
 
 if TYPE_CHECKING:
@@ -117,10 +118,9 @@ def write(document: Mapping[str, Any], out: Path) -> None:
     Raises:
         StoreError: full disk, missing permission.
     """
-    from edgefuse.report.html import render
-
-    write_changed(out / "report.json", _json(document))
-    write_changed(out / "report.html", render(document).encode())
+    data = _json(document)
+    write_changed(out / "report.json", data)
+    _write_page(document, digest_bytes(data), out / "report.html")
     bundle = next((a for a in document["artifacts"] if a["kind"] == "bundle"), None)
     if bundle is not None:
         evidence = {
@@ -133,6 +133,16 @@ def write(document: Mapping[str, Any], out: Path) -> None:
             "parity": document["parity"],
         }
         write_changed(out / "evidence.json", _json(evidence))
+
+
+def _write_page(document: Mapping[str, Any], digest: str, path: Path) -> None:
+    """Render the page, unless it was made of this very document by this very code."""
+    mark = f"<!-- {digest_json([digest, code_digest('edgefuse.report.html')])} -->\n".encode()
+    if path.is_file() and path.read_bytes().endswith(mark):
+        return
+    from edgefuse.report.html import render
+
+    write_changed(path, render(document).encode() + mark)
 
 
 def _json(data: Any) -> bytes:
