@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgefuse import __version__
-from edgefuse.errors import DeviceUnavailable
 from edgefuse.artifact import digest_bytes, digest_json
+from edgefuse.errors import DeviceUnavailable
 from edgefuse.keys import code_digest, versions
 from edgefuse.store import write_changed
 
