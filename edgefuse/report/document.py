@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -138,8 +139,9 @@ def write(document: Mapping[str, Any], out: Path) -> None:
 def _write_page(document: Mapping[str, Any], digest: str, path: Path) -> None:
     """Render the page, unless it was made of this very document by this very code."""
     mark = f"<!-- {digest_json([digest, code_digest('edgefuse.report.html')])} -->\n".encode()
-    if path.is_file() and path.read_bytes().endswith(mark):
-        return
+    with contextlib.suppress(OSError):
+        if path.read_bytes().endswith(mark):
+            return
     from edgefuse.report.html import render
 
     write_changed(path, render(document).encode() + mark)
