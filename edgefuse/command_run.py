@@ -12,6 +12,7 @@ from edgefuse import console as consoles
 from edgefuse.errors import UsageError
 from edgefuse.fetch import Downloads
 from edgefuse.job import make_job, output_folder
+from edgefuse.keys import remember_imports
 from edgefuse.plan import Selection, stages_of
 from edgefuse.report import document as documents
 from edgefuse.runner import Runner
@@ -62,6 +63,7 @@ def run_recipe(
         result = Runner(job, selection, folder, console, downloads, log_file).run()
         document = documents.build(job, result, command, selection.until is None)
         documents.write(document, folder)
+    remember_imports()
     return document, folder
 
 

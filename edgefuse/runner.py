@@ -21,7 +21,7 @@ from edgefuse.artifact import Artifact
 from edgefuse.console import Console
 from edgefuse.errors import EdgefuseError, GateFailed, Inconclusive, RecipeError, StoreError
 from edgefuse.fetch import Downloads
-from edgefuse.keys import key_of, local_file, remember_imports
+from edgefuse.keys import key_of, local_file
 from edgefuse.plan import Job, Selection, Step, make_plan, needed_blobs, parts_of
 from edgefuse.recipe import Blob, LocalFile
 from edgefuse.stage import STAGES, Context, Stage, restricted
@@ -96,7 +96,6 @@ class Runner:
 
     def _run(self) -> None:
         steps = make_plan(self.job, self.selection)
-        remember_imports()
         self.result.outcomes = [Outcome(step.stage) for step in steps]
         certain = _certain(steps)
         if len(certain) < len(steps):
