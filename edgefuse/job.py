@@ -75,8 +75,7 @@ def make_job(path: Path, settings: Sequence[str] = (), target: str | None = None
         board,
         base,
         store,
-        digest_of=lambda role: samples_of(role).digest,
-        blobs_of=lambda role: samples_of(role).blobs,
+        samples_of=samples_of,
         fingerprint=fingerprint,
         place=place,
     )

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from edgefuse.data import SampleSet
 from edgefuse.errors import RecipeError, UsageError
 from edgefuse.keys import blobs_in, differences, key_of, section, static_parts, versions
 from edgefuse.recipe import Blob, Recipe
@@ -24,8 +25,7 @@ class Job:
     """One recipe against one target, with the store and the folder its relative paths start at.
 
     Attributes:
-        digest_of: the digest of a sample set by role (calibration, evaluation, report).
-        blobs_of: what a sample set downloads, by role.
+        samples_of: the sample set of a role (calibration, evaluation, report), opened once.
         place: a dotted key of the recipe with its file:line; anything else unchanged.
         fingerprint: the digest of the machine and runtime that measurements depend on.
     """
@@ -34,8 +34,7 @@ class Job:
     target: Target
     base: Path
     store: Store
-    digest_of: Callable[[str], str]
-    blobs_of: Callable[[str], Sequence[Blob]]
+    samples_of: Callable[[str], SampleSet]
     fingerprint: Callable[[], str]
     place: Callable[[str], str] = str
 
@@ -130,7 +129,7 @@ def parts_of(job: Job, stage: Stage, inputs: Mapping[str, str]) -> dict[str, Any
     parts = static_parts(job.recipe, stage, job.base)
     parts["inputs"] = dict(inputs)
     parts["samples"] = {
-        role: job.digest_of(role)
+        role: job.samples_of(role).digest
         for role in stage.samples
         if section(job.recipe, f"data.{role}") is not None
     }
@@ -193,7 +192,7 @@ def needed_blobs(job: Job, steps: Sequence[Step]) -> list[Blob]:
                 found.setdefault(blob.sha256, blob)
         for role in step.stage.samples:
             if section(job.recipe, f"data.{role}") is not None:
-                for blob in job.blobs_of(role):
+                for blob in job.samples_of(role).blobs:
                     found.setdefault(blob.sha256, blob)
     return list(found.values())
 

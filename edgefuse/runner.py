@@ -214,8 +214,6 @@ class Runner:
             )
 
     def _context(self, stage: Stage, work: Path) -> Context:
-        from edgefuse.data import open_samples
-
         job = self.job
 
         def local(file: Blob | LocalFile) -> Path:
@@ -229,13 +227,7 @@ class Runner:
             log=self.log_file,
             progress=self.console.progress,
             warn=self.warn,
-            samples=lambda role: open_samples(
-                getattr(job.recipe.data, role),
-                preprocess=job.recipe.preprocess,
-                inputs=job.recipe.model.inputs,
-                base=job.base,
-                memo=job.store.root / "memo.json",
-            ),
+            samples=job.samples_of,
             roles=frozenset(
                 role
                 for role in ("calibration", "evaluation", "report")

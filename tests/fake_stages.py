@@ -21,6 +21,7 @@ from edgefuse.archive import pack
 from edgefuse.artifact import Artifact, Product
 from edgefuse.command_run import run_recipe
 from edgefuse.console import Quiet
+from edgefuse.data import SampleSet
 from edgefuse.fetch import Downloads
 from edgefuse.plan import Job, Selection
 from edgefuse.recipe import Recipe
@@ -54,6 +55,11 @@ def recipe(**changes: Any) -> Recipe:
     return Recipe.model_validate({**fields, **changes})
 
 
+def sample_set(digest: str) -> SampleSet:
+    """A set with no samples, known by its digest."""
+    return SampleSet(digest, (), (), {}, "nowhere", lambda _: iter(()))
+
+
 @dataclass
 class Fakes:
     """The stages, what they did, and knobs to make them misbehave.
@@ -84,8 +90,7 @@ class Fakes:
             target=HOST,
             base=self.folder,
             store=self.store,
-            digest_of=lambda role: f"samples of {role}",
-            blobs_of=lambda role: [],
+            samples_of=lambda role: sample_set(f"samples of {role}"),
             fingerprint=lambda: self.fingerprint,
         )
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from fake_stages import HOST
+from fake_stages import HOST, sample_set
 
 from edgefuse import keys
 from edgefuse.errors import RecipeError, SourceError
@@ -74,13 +74,13 @@ def replaced(fields: dict[str, Any], dotted: str, value: Any) -> dict[str, Any]:
 def all_keys(base: Path, fields: dict[str, Any] | None = None, **job: Any) -> dict[str, str]:
     """The key of each stage, as if the stages before it always made the same bytes."""
     keys.callable_digest.cache_clear()
+    digest_of = job.get("digest_of", lambda role: f"digest of {role}")
     made = Job(
         recipe=Recipe.model_validate(fields or FIELDS),
         target=job.get("target", HOST),
         base=base,
         store=Store(base / "store"),
-        digest_of=job.get("digest_of", lambda role: f"digest of {role}"),
-        blobs_of=lambda role: [],
+        samples_of=lambda role: sample_set(digest_of(role)),
         fingerprint=job.get("fingerprint", lambda: "machine"),
     )
     inputs = job.get("inputs", {})
