@@ -2,7 +2,8 @@
 
 ``Relu``, ``Clip``, ``Max`` and ``Min`` with constant scalars are all clip(x, low, high) with a
 bound possibly missing. Bounds that are computed or overridable cannot be baked in: the reason is
-returned as a :class:`Refusal`.
+returned as a :class:`Refusal`. :func:`activation_after` also knows activations that exporters spell
+out (SiLU, GELU, HardSwish, Mish): it compares what a region of pointwise operators computes.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from edgefuse.graph.pointwise import named, regions
 from edgefuse.graph.rule import Refusal
 from edgefuse.graph.values import (
     attribute,
@@ -19,7 +21,9 @@ from edgefuse.graph.values import (
     is_constant,
     is_overridable,
     read,
+    reads_alone,
     why_not_constant,
+    why_shared,
 )
 
 if TYPE_CHECKING:
@@ -62,12 +66,6 @@ def bounds_kind(low: float | None, high: float | None) -> str:
         (-1.0, 1.0): "RELU_N1_TO_1",
     }
     return known.get((low, high), "CLIP")
-
-
-def activation_reason(node: ir.Node, opset: int) -> Refusal | None:
-    """Why an activation cannot join a group; None when it can."""
-    bounds = read_bounds(node, opset)
-    return bounds if isinstance(bounds, Refusal) else None
 
 
 def read_bounds(node: ir.Node, opset: int) -> Bounds | Refusal | None:
@@ -136,3 +134,51 @@ def _extremum(node: ir.Node) -> Bounds | Refusal | None:
 
 def _refuse(node: ir.Node, reason: str, remedy: str = "") -> Refusal:
     return Refusal(reason, (str(node.name),), remedy)
+
+
+@dataclass(frozen=True)
+class Activation:
+    """An activation that reads one value and that nothing else comes between.
+
+    Attributes:
+        nodes: its operators in graph order; one, or a spelt-out form.
+        kind: RELU, RELU6, RELU_N1_TO_1, CLIP, SILU, GELU, GELU_TANH, HARDSWISH, PRELU, or a single
+            operator's name in capitals.
+    """
+
+    nodes: tuple[ir.Node, ...]
+    kind: str
+
+
+def activation_after(value: ir.Value, opset: int) -> Activation | Refusal | None:
+    """The activation that alone reads ``value``, however it is spelt.
+
+    Returns:
+        The longest spelling that is known; a refusal when what reads the value is an activation
+        that cannot join a group, or not the only reader; None when no activation reads it.
+    """
+    spelt = [r for r in regions(value) if len(r.nodes) > 1]
+    for region in reversed(spelt):
+        if kind := named(region):
+            return Activation(region.nodes, kind)
+    readers = [u.node for u in value.uses() if u.idx == 0 and u.node.domain == ""]
+    single = [n for n in readers if n.op_type in (*ACTIVATIONS, "PRelu")]
+    if not single:
+        return None
+    node = single[0]
+    if not reads_alone(node, value):
+        producer = value.producer()
+        what = f"the output of {describe(producer)}" if producer else "what it reads"
+        return _refuse(node, f"{what} {why_shared(value, node)}")
+    if node.op_type == "PRelu":
+        slope = read(node, 1)
+        if slope is None or not is_constant(slope):
+            what, remedy = why_not_constant(slope) if slope is not None else ("is missing", "")
+            return _refuse(node, f"the slope of {describe(node)} {what}", remedy)
+        return Activation((node,), "PRELU")
+    bounds = read_bounds(node, opset)
+    if isinstance(bounds, Refusal):
+        return bounds
+    if isinstance(bounds, Bounds):
+        return Activation((node,), bounds_kind(bounds.low, bounds.high))
+    return Activation((node,), node.op_type.upper())

@@ -118,8 +118,8 @@ def fuse_file(
         ],
         "ledger": ledger.to_json(),
         "saved": {
-            "intermediate_bytes": ledger.intermediate_bytes_saved,
-            "launches": ledger.launches_saved,
+            "intermediate_bytes": ledger.saved_bytes,
+            "launches": ledger.saved_launches,
         },
         "intermediate_bytes": {
             "before": before["intermediate"],

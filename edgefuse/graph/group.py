@@ -1,32 +1,34 @@
 """Fused groups: several operators as one node whose meaning stays plain ONNX.
 
-A chain ``a -> b -> c`` becomes one node of the domain ``edgefuse`` named after its operators
-(``ConvClip``, ``ConvAddRelu``). Its body is a model-local function of standard operators:
-``f(x, w, b, ...) = c(b(a(x, w, b), ...), ...)``, attributes by reference. The checker, onnxruntime
-and the ONNX inliner all understand it; inlining gives the plain graph back, bit for bit.
+Nodes ``a -> b -> c`` become one node of the domain ``edgefuse`` named after its operators
+(``ConvClip``, ``ConvAddRelu``) or after what they are together (``LayerNormalization``). Its body
+is a model-local function of standard operators: ``f(x, w, b, ...) = c(b(a(x, w, b), ...), ...)``,
+attributes by reference. The checker, onnxruntime and the ONNX inliner all understand it; inlining
+gives the plain graph back, bit for bit.
 
 Inputs are those of the first operator, all of them, then what the later ones read beside the
-chain, called ``<operator>_<input>``; an optional input that is left out stays left out. Attributes
-likewise: the first operator's under their own names, the others' as ``<operator>_<attribute>``.
+group, called ``<operator>_<input>``; an optional input that is left out stays left out, and a
+value that is read twice is one input. Attributes likewise: the first operator's under their own
+names, the others' as ``<operator>_<attribute>``. Two structures never share a name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgefuse.graph.activation import ACTIVATIONS, bounds_kind
 from edgefuse.graph.normalise import DOMAIN, load_proto
-from edgefuse.graph.values import Array, attribute, constant, module_path, origin
+from edgefuse.graph.values import Array, constant, module_path, origin
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
     from edgefuse.graph.builder import GraphBuilder
 
-COMMUTATIVE = ("Add", "Mul")
+ACTIVATION_KEY = "edgefuse.activation"
+WEIGHTED = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,10 +42,12 @@ class Group:
         original_nodes: names of the nodes of the unfused graph that it holds, in order.
         original_ops: their operator types.
         module: torch module path of the first one; empty when unknown.
-        weight: the constant second input of the first operator, ONNX layout; None if computed.
-        bias: the constant third input; None when there is none.
-        activation: NONE, RELU, RELU6, RELU_N1_TO_1, CLIP, or an operator's name in capitals; it
-            applies to the result of the operator before it in ``ops`` (the Add of a residual).
+        weight: the constant weight of its Conv, ConvTranspose, Gemm or MatMul, ONNX layout; None
+            if computed, or if it has no such operator.
+        bias: the constant third input of that operator; None when there is none.
+        activation: NONE, RELU, RELU6, RELU_N1_TO_1, CLIP, SILU, GELU, or an operator's name in
+            capitals; it applies to the result of the operator before it in ``ops`` (the Add of a
+            residual).
         output: name of the output value.
     """
 
@@ -59,33 +63,27 @@ class Group:
     output: str
 
 
-def fuse_chain(builder: GraphBuilder, chain: Sequence[ir.Node]) -> ir.Node:
-    """Replace a chain of standard operators by one group, at the last one's place.
+def fuse_nodes(
+    builder: GraphBuilder, nodes: Sequence[ir.Node], *, name: str = "", activation: str = "NONE"
+) -> ir.Node:
+    """Replace standard operators by one group, at the last one's place.
 
-    Each node must read the previous one's output exactly once: as its first input, or as either
-    input of a commutative operator.
+    Args:
+        nodes: in graph order; the first output of the last one is the group's; outputs of the
+            others are read inside the group alone, and only their first outputs.
+        name: what the group is called; its operators' names joined when empty. Another structure
+            of the same name gets a number behind it.
+        activation: recorded on the node for :attr:`Group.activation`.
     """
-    import onnx_ir as ir
-
-    opset = int(builder.model.opset_imports[""])
-    name = "".join(node.op_type for node in chain)
-    if (DOMAIN, name, "") not in builder.model.functions:
-        function = _function(name, [node.op_type for node in chain], opset)
-        builder.model.functions[function.identifier()] = function
-        builder.model.opset_imports[DOMAIN] = 1
-    inputs: list[ir.Value | None] = []
-    attributes: list[ir.Attr] = []
-    for position, (node, prefix) in enumerate(zip(chain, _prefixes(chain))):
-        given = list(node.inputs)
-        if position:
-            previous = chain[position - 1].outputs[0]
-            index = next(i for i, value in enumerate(given) if value is previous)
-            assert index == 0 or node.op_type in COMMUTATIVE
-            del given[index]
-        arity = len(_schema(node.op_type, opset).inputs) - (1 if position else 0)
-        inputs += given + [None] * (arity - len(given))
-        attributes += [ir.Attr(prefix + a.name, a.type, a.value) for a in node.attributes.values()]
-    return builder.node(name, inputs, attributes, replaces=tuple(chain), domain=DOMAIN)
+    body = _body(nodes, int(builder.model.opset_imports[""]))
+    function = _registered(builder, body, name or "".join(n.op_type for n in nodes))
+    builder.model.opset_imports[DOMAIN] = 1
+    node = builder.node(
+        function.name, body.actual, body.attributes, replaces=tuple(nodes), domain=DOMAIN
+    )
+    if activation != "NONE":
+        node.metadata_props[ACTIVATION_KEY] = activation
+    return node
 
 
 def inline_groups(source: Path, destination: Path) -> None:
@@ -117,36 +115,121 @@ def groups(path: Path) -> list[Group]:
 
 
 def _group(node: ir.Node, function: ir.Function) -> Group:
-    ops = tuple(str(n.op_type) for n in function)
     names, original_ops = origin(node)
-    formal = {v.name: node.inputs[i] for i, v in enumerate(function.inputs) if i < len(node.inputs)}
+    given = {v.name: node.inputs[i] for i, v in enumerate(function.inputs) if i < len(node.inputs)}
+    layer = next((n for n in function if n.op_type in WEIGHTED), None)
+
+    def operand(index: int) -> Array | None:
+        if layer is None or index >= len(layer.inputs) or layer.inputs[index] is None:
+            return None
+        return constant(given.get(layer.inputs[index].name))
+
     return Group(
         name=str(node.name),
         op_type=str(node.op_type),
-        ops=ops,
+        ops=tuple(str(n.op_type) for n in function),
         original_nodes=tuple(names),
         original_ops=tuple(original_ops),
         module=module_path(node),
-        weight=constant(formal.get("W")),
-        bias=constant(formal.get("B")),
-        activation=_activation(node, ops[-1], formal),
+        weight=operand(1),
+        bias=operand(2),
+        activation=node.metadata_props.get(ACTIVATION_KEY, "NONE"),
         output=str(node.outputs[0].name),
     )
 
 
-def _activation(node: ir.Node, op: str, formal: dict[str, Any]) -> str:
-    if op not in ACTIVATIONS:
-        return "NONE"
-    if op == "Relu":
-        return "RELU"
-    if op != "Clip":
-        return op.upper()
-    bounds: list[float | None] = []
-    for name in ("clip_min", "clip_max"):
-        array = constant(formal.get(name))
-        number = attribute(node, name, None) if array is None else float(array.reshape(()))
-        bounds.append(number)
-    return bounds_kind(bounds[0], bounds[1])
+@dataclass
+class _Body:
+    """A function's content, and what its one caller passes."""
+
+    graph: ir.Graph
+    formals: list[ir.Attr]
+    actual: list[ir.Value | None]
+    attributes: list[ir.Attr]
+
+
+def _body(nodes: Sequence[ir.Node], opset: int) -> _Body:
+    import onnx_ir as ir
+
+    inputs: list[ir.Value] = []
+    actual: list[ir.Value | None] = []
+    formals: list[ir.Attr] = []
+    attributes: list[ir.Attr] = []
+    copies: list[ir.Node] = []
+    known: dict[ir.Value, ir.Value] = {}
+    for position, (node, prefix) in enumerate(zip(nodes, _prefixes(nodes))):
+        schema = _schema(node.op_type, opset)
+        read: list[ir.Value] = []
+        for formal, value in _operands(node, schema):
+            if value is not None and value in known:
+                read.append(known[value])
+                continue
+            stand_in = ir.Value(name=prefix + formal)
+            inputs.append(stand_in)
+            actual.append(value)
+            read.append(stand_in)
+            if value is not None:
+                known[value] = stand_in
+        references = []
+        for key in sorted(schema.attributes):
+            kind = ir.AttributeType(schema.attributes[key].type.value)
+            references.append(ir.RefAttr(key, prefix + key, kind))
+            formals.append(ir.Attr(prefix + key, kind, None))
+        attributes += [ir.Attr(prefix + a.name, a.type, a.value) for a in node.attributes.values()]
+        output = ir.Value(name=f"{node.op_type.lower()}_{position}")
+        known[node.outputs[0]] = output
+        copies.append(
+            ir.Node(
+                "",
+                node.op_type,
+                read,
+                references,
+                outputs=[output],
+                name=f"{node.op_type}_{position}",
+            )
+        )
+    graph = ir.Graph(inputs, copies[-1].outputs, nodes=copies, opset_imports={"": opset})
+    return _Body(graph, formals, actual, attributes)
+
+
+def _registered(builder: GraphBuilder, body: _Body, name: str) -> ir.Function:
+    """The model's function with this body; a new one when there is none."""
+    import onnx_ir as ir
+
+    functions = builder.model.functions
+    number, candidate = 1, name
+    while True:
+        body.graph.name = f"{candidate}_body"
+        made = ir.Function(DOMAIN, candidate, graph=body.graph, attributes=body.formals)
+        found = functions.get(made.identifier())
+        if found is None:
+            functions[made.identifier()] = made
+            return made
+        if _meaning(found) == _meaning(made):
+            return found
+        number += 1
+        candidate = f"{name}_{number}"
+
+
+def _meaning(function: ir.Function) -> tuple[object, ...]:
+    """Operators and wiring, without names that carry no meaning."""
+    return (
+        tuple(value.name for value in function.inputs),
+        tuple(
+            (node.op_type, tuple(None if v is None else v.name for v in node.inputs))
+            for node in function
+        ),
+    )
+
+
+def _operands(node: ir.Node, schema: Any) -> Iterator[tuple[str, ir.Value | None]]:
+    """Each input with its formal name, those left out too; variadic ones are numbered."""
+    names = [formal.name for formal in schema.inputs]
+    if names and schema.inputs[-1].option.name == "Variadic":
+        last = names.pop()
+        names += [f"{last}_{k}" for k in range(len(node.inputs) - len(names))]
+    for index, name in enumerate(names):
+        yield name, node.inputs[index] if index < len(node.inputs) else None
 
 
 def _schema(op_type: str, opset: int) -> Any:
@@ -155,35 +238,12 @@ def _schema(op_type: str, opset: int) -> Any:
     return onnx.defs.get_schema(op_type, opset, "")
 
 
-def _prefixes(chain: Sequence[ir.Node]) -> list[str]:
-    return ["" if i == 0 else f"{node.op_type.lower()}_" for i, node in enumerate(chain)]
-
-
-def _function(name: str, op_types: Sequence[str], opset: int) -> ir.Function:
-    import onnx_ir as ir
-
-    inputs: list[ir.Value] = []
-    formals: list[ir.Attr] = []
-    nodes: list[ir.Node] = []
-    for position, op_type in enumerate(op_types):
-        schema = _schema(op_type, opset)
-        prefix = "" if position == 0 else f"{op_type.lower()}_"
-        read = [ir.Value(name=prefix + formal.name) for formal in schema.inputs]
-        if position:
-            read[0] = nodes[-1].outputs[0]
-            inputs += read[1:]
-        else:
-            inputs += read
-        references = []
-        for attribute_name in sorted(schema.attributes):
-            kind = ir.AttributeType(schema.attributes[attribute_name].type.value)
-            references.append(ir.RefAttr(attribute_name, prefix + attribute_name, kind))
-            formals.append(ir.Attr(prefix + attribute_name, kind, None))
-        output = ir.Value(name=f"{op_type.lower()}_{position}")
-        nodes.append(
-            ir.Node("", op_type, read, references, outputs=[output], name=f"{op_type}_{position}")
-        )
-    graph = ir.Graph(
-        inputs, nodes[-1].outputs, nodes=nodes, opset_imports={"": opset}, name=f"{name}_body"
-    )
-    return ir.Function(DOMAIN, name, graph=graph, attributes=formals)
+def _prefixes(nodes: Sequence[ir.Node]) -> list[str]:
+    """``""``, then ``relu_``, ``mul_``, ``mul2_``: unique for every node after the first."""
+    prefixes = [""]
+    seen: dict[str, int] = {}
+    for node in nodes[1:]:
+        word = node.op_type.lower()
+        seen[word] = seen.get(word, 0) + 1
+        prefixes.append(f"{word}_" if seen[word] == 1 else f"{word}{seen[word]}_")
+    return prefixes

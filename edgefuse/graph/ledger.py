@@ -16,34 +16,41 @@ class LedgerEntry:
 
     Attributes:
         pass_name: the pass.
-        verdict: fired (the graph changed) or refused (a candidate was left alone).
+        status: fired (the graph changed) or refused (a candidate was left alone).
         module: torch module path of the anchor node, like ``features.0.1``; empty when unknown.
         nodes: names of the nodes concerned.
         reason: why it was refused; empty when it fired.
         remedy: what the user can do; may be empty.
-        intermediate_bytes_saved: bytes of tensors that no longer pass through memory.
-        launches_saved: operators that no longer run.
+        saved_bytes: bytes of tensors that no longer pass through memory.
+        saved_launches: operators that no longer run.
+        node: name of the node of the finished graph that holds what was rewritten; empty when
+            nothing is left of it, or when it was refused.
+        level: graph (weights folded, operators removed) or kernel (a group); empty when refused.
     """
 
     pass_name: str
-    verdict: Literal["fired", "refused"]
+    status: Literal["fired", "refused"]
     module: str
     nodes: tuple[str, ...]
     reason: str = ""
     remedy: str = ""
-    intermediate_bytes_saved: int = 0
-    launches_saved: int = 0
+    saved_bytes: int = 0
+    saved_launches: int = 0
+    node: str = ""
+    level: str = ""
 
     def to_json(self) -> dict[str, Any]:
         return {
             "pass": self.pass_name,
-            "verdict": self.verdict,
+            "status": self.status,
             "module": self.module,
             "nodes": list(self.nodes),
             "reason": self.reason,
             "remedy": self.remedy,
-            "intermediate_bytes_saved": self.intermediate_bytes_saved,
-            "launches_saved": self.launches_saved,
+            "saved_bytes": self.saved_bytes,
+            "saved_launches": self.saved_launches,
+            "node": self.node,
+            "level": self.level,
         }
 
 
@@ -55,19 +62,19 @@ class Ledger:
 
     def fired(self, pass_name: str) -> int:
         """How often a pass fired."""
-        return sum(e.verdict == "fired" for e in self.entries if e.pass_name == pass_name)
+        return sum(e.status == "fired" for e in self.entries if e.pass_name == pass_name)
 
     def refused(self, pass_name: str) -> tuple[LedgerEntry, ...]:
         """The refusals of a pass on the finished graph."""
-        return tuple(e for e in self.entries if e.pass_name == pass_name and e.verdict == "refused")
+        return tuple(e for e in self.entries if e.pass_name == pass_name and e.status == "refused")
 
     @property
-    def intermediate_bytes_saved(self) -> int:
-        return sum(e.intermediate_bytes_saved for e in self.entries)
+    def saved_bytes(self) -> int:
+        return sum(e.saved_bytes for e in self.entries)
 
     @property
-    def launches_saved(self) -> int:
-        return sum(e.launches_saved for e in self.entries)
+    def saved_launches(self) -> int:
+        return sum(e.saved_launches for e in self.entries)
 
     def to_json(self) -> list[dict[str, Any]]:
         return [entry.to_json() for entry in self.entries]

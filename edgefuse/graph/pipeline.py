@@ -102,7 +102,7 @@ def run_passes(
 
 def _sorted(passes: Sequence[Pass], entries: list[LedgerEntry]) -> list[LedgerEntry]:
     rank = {p.name: i for i, p in enumerate(passes)}
-    return sorted(entries, key=lambda e: (rank[e.pass_name], e.verdict))
+    return sorted(entries, key=lambda e: (rank[e.pass_name], e.status))
 
 
 def _to_fixed_point(
@@ -148,18 +148,19 @@ def _fire(entry: Pass, match: Match, builder: GraphBuilder) -> LedgerEntry:
     entry.rewrite(match, builder)
     return LedgerEntry(
         pass_name=entry.name,
-        verdict="fired",
+        status="fired",
         module=module,
         nodes=names,
-        intermediate_bytes_saved=builder.bytes_saved - saved,
-        launches_saved=builder.launches_saved - launches,
+        saved_bytes=builder.bytes_saved - saved,
+        saved_launches=builder.launches_saved - launches,
+        level="kernel" if entry.phase == "fuse" else "graph",
     )
 
 
 def _refused(entry: Pass, node: ir.Node, refusal: Refusal) -> LedgerEntry:
     return LedgerEntry(
         pass_name=entry.name,
-        verdict="refused",
+        status="refused",
         module=module_path(node),
         nodes=refusal.nodes,
         reason=refusal.reason,

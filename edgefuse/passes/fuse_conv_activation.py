@@ -5,49 +5,36 @@ again; every target applies cheap activations on the accumulator.
 
 Rewrite: act(Conv(x, w, b)) = edgefuse.Conv<Act>(x, w, b, ...).
 
-Scope: Conv or ConvTranspose of any rank read by the activation alone; Clip with constant bounds.
-Whether a target's runtime fuses the activation too is for the fusion contract to check. Left
-alone: activations behind anything else, bounds that are computed or overridable.
+Scope: Conv or ConvTranspose of any rank whose result the activation alone reads: Relu, Clip with
+constant bounds, PRelu with a constant slope, any other activation operator, and the forms that
+exporters spell out (SiLU, GELU, HardSwish, Mish). Whether a target's runtime fuses the activation
+too is for the fusion contract to check. Left alone: bounds or slopes that are computed or that a
+caller may override, a result that something else reads too.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from edgefuse.graph.activation import ACTIVATIONS, activation_reason
-from edgefuse.graph.group import fuse_chain
+from edgefuse.graph.activation import activation_after
+from edgefuse.graph.group import fuse_nodes
 from edgefuse.graph.rule import PASSES, Context, Match, Pass, Refusal, Verdict
-from edgefuse.graph.values import describe, reads_alone, why_shared
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
     from edgefuse.graph.builder import GraphBuilder
 
-LAYERS = ("Conv", "ConvTranspose")
-
 
 def match(node: ir.Node, context: Context) -> Verdict:
-    value = node.inputs[0]
-    if value is None:
-        return None
-    layer = value.producer()
-    if layer is None or layer.domain != "" or layer.op_type not in LAYERS:
-        origin = f"({value.name}) is a graph input" if layer is None else f"is {describe(layer)}"
-        return Refusal(
-            f"what {describe(node)} reads {origin}, not the output of {' or '.join(LAYERS)}",
-            (str(node.name),),
-        )
-    names = (str(node.name), str(layer.name))
-    if not reads_alone(node, value):
-        return Refusal(f"the output of {describe(layer)} {why_shared(value, node)}", names)
-    if (refusal := activation_reason(node, context.opset)) is not None:
-        return refusal
-    return Match((layer, node))
+    found = activation_after(node.outputs[0], context.opset)
+    if found is None or isinstance(found, Refusal):
+        return found
+    return Match((node, *found.nodes), {"activation": found.kind})
 
 
 def rewrite(found: Match, builder: GraphBuilder) -> None:
-    fuse_chain(builder, found.nodes)
+    fuse_nodes(builder, found.nodes, activation=found.data["activation"])
 
 
 PASS = PASSES.add(
@@ -55,7 +42,7 @@ PASS = PASSES.add(
         name="fuse_conv_activation",
         summary="Conv or ConvTranspose and its activation become one group.",
         phase="fuse",
-        anchors=ACTIVATIONS,
+        anchors=("Conv", "ConvTranspose"),
         match=match,
         rewrite=rewrite,
         after=("fuse_residual_add",),

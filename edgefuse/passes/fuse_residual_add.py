@@ -14,15 +14,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from edgefuse.graph.activation import ACTIVATIONS, activation_reason
-from edgefuse.graph.group import fuse_chain
+from edgefuse.graph.activation import Activation, activation_after
+from edgefuse.graph.group import fuse_nodes
 from edgefuse.graph.rule import PASSES, Context, Match, Pass, Refusal, Verdict
 from edgefuse.graph.values import (
     describe,
     is_constant,
     reads_alone,
     same_shape,
-    sole_user,
     why_shared,
 )
 
@@ -59,17 +58,11 @@ def match(node: ir.Node, context: Context) -> Verdict:
             f"{describe(node)} adds {residual.name} of shape {_shape(residual)} "
             f"to {value.name} of shape {_shape(value)}: not known to be equal",
         )
-    chain = [value.producer(), node]
-    follower = sole_user(node.outputs[0])
-    if (
-        follower is not None
-        and follower.domain == ""
-        and follower.op_type in ACTIVATIONS
-        and follower.inputs[0] is node.outputs[0]
-        and activation_reason(follower, context.opset) is None
-    ):
-        chain.append(follower)
-    return Match(tuple(chain))
+    follower = activation_after(node.outputs[0], context.opset)
+    if isinstance(follower, Activation):
+        nodes = (value.producer(), node, *follower.nodes)
+        return Match(nodes, {"activation": follower.kind})
+    return Match((value.producer(), node))
 
 
 def _from_layer(value: ir.Value | None) -> bool:
@@ -86,7 +79,7 @@ def _refuse(node: ir.Node, value: ir.Value, reason: str) -> Refusal:
 
 
 def rewrite(found: Match, builder: GraphBuilder) -> None:
-    fuse_chain(builder, found.nodes)
+    fuse_nodes(builder, found.nodes, activation=found.data.get("activation", "NONE"))
 
 
 PASS = PASSES.add(

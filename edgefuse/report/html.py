@@ -194,7 +194,7 @@ def _ledger(fusion: Row, verdict: str) -> str:
     """The ledger's entries of one verdict; equal pass, reason and remedy share one line."""
     groups: dict[tuple[str, ...], list[Row]] = {}
     for entry in rows(fusion, "ledger"):
-        if entry.get("verdict") == verdict:
+        if entry.get("status") == verdict:
             key = tuple(write.printable(entry.get(k)) for k in ("pass", "reason", "remedy"))
             groups.setdefault(key, []).append(entry)
     columns: Columns = {
@@ -204,8 +204,8 @@ def _ledger(fusion: Row, verdict: str) -> str:
     if verdict == "fired":
         columns = {
             **columns,
-            "traffic saved#": size("intermediate_bytes_saved"),
-            "launches saved#": number("launches_saved"),
+            "traffic saved#": size("saved_bytes"),
+            "launches saved#": number("saved_launches"),
         }
     out = []
     for (name, reason, remedy), entries in sorted(

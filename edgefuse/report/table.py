@@ -74,7 +74,7 @@ def fusion_sentence(fusion: Mapping[str, Any]) -> str:
     launches = count(saved.get("launches"))
     traffic = bytes_text(count(saved.get("intermediate_bytes")))
     refused = sum(count(p.get("refused")) for p in passes)
-    refusals = sum(entry.get("verdict") == "refused" for entry in rows(fusion, "ledger"))
+    refusals = sum(entry.get("status") == "refused" for entry in rows(fusion, "ledger"))
     refused = max(refused, refusals)
     return (
         f"{', '.join(fired) or 'nothing fused'}; {launches:,} {plural(launches, 'launch')} and "

@@ -140,4 +140,4 @@ def test_half_precision_through_everything() -> None:
     after = serialise(model)
     assert [n.op_type for n in after.graph.node] == ["ConvRelu"]
     compare(proto, after, [seeded_feed(proto, seed=1)], max_relative_error=5e-3)
-    assert ledger.launches_saved == 2
+    assert ledger.saved_launches == 2

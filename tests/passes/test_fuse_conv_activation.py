@@ -64,12 +64,13 @@ def test_transposed_and_metadata() -> None:
     props = {p.key: p.value for p in done.proto.graph.node[0].metadata_props}
     assert props == {
         "pkg.torch.onnx.name_scopes": scopes,
+        "edgefuse.activation": "RELU",
         "edgefuse.nodes": '["ConvTranspose_t", "Relu_y"]',
         "edgefuse.ops": '["ConvTranspose", "Relu"]',
     }
     (entry,) = done.ledger.entries
-    assert (entry.module, entry.launches_saved) == ("up.0", 1)
-    assert entry.intermediate_bytes_saved == 4 * 5 * 5 * 4
+    assert (entry.module, entry.saved_launches) == ("up.0", 1)
+    assert entry.saved_bytes == 4 * 5 * 5 * 4
 
 
 def test_two_groups_share_one_function() -> None:
@@ -108,7 +109,7 @@ def test_refusals() -> None:
         ignores=[
             (shared, "(t) is also read by Neg"),
             (output, "is an output of the graph"),
-            (pooled, "is MaxPool 'MaxPool_t'"),
+            (pooled, ""),
             (override, "a caller may override it"),
         ],
     )
@@ -137,3 +138,46 @@ def test_names_of_the_body_may_be_taken_outside() -> None:
     check_pass(PASS, fires=[(model, 1, ["ConvRelu", "Mul"])])
     plain = onnx.inliner.inline_local_functions(apply(PASS, model).proto)
     compare(model, plain, [seeded_feed(model, seed=3)], max_relative_error=0.0)
+
+
+@pytest.mark.parametrize(
+    ("tail", "kind", "ops"),
+    [
+        ("s = Sigmoid(t) y = Mul(t, s)", "SILU", "ConvSigmoidMul"),
+        ("s = Sigmoid(t) y = Mul(s, t)", "SILU", "ConvSigmoidMul"),
+        ("s = HardSigmoid <alpha = 0.16666667> (t) y = Mul(s, t)",
+         "HARDSWISH", "ConvHardSigmoidMul"),
+        ("a = Add(t, three) c = Clip(a, lo, six) m = Mul(t, c) y = Div(m, six)",
+         "HARDSWISH", "ConvAddClipMulDiv"),
+        ("p = Softplus(t) h = Tanh(p) y = Mul(t, h)", "MISH", "ConvSoftplusTanhMul"),
+        ("d = Div(t, root) e = Erf(d) o = Add(e, one) m = Mul(t, o) y = Mul(m, half)", "GELU",
+         "ConvDivErfAddMulMul"),
+        ("d = Div(t, root) e = Erf(d) o = Add(one, e) h = Mul(half, t) y = Mul(o, h)", "GELU",
+         "ConvDivErfAddMulMul"),
+    ],
+)  # fmt: skip
+def test_spelt_out_activations(tail: str, kind: str, ops: str) -> None:
+    model = onnx_model(
+        f"""g (float[1,4,3,3] x, float[4,4,1,1] w, float three, float lo, float six, float root,
+            float one, float half) => (float[1,4,3,3] y) {{
+        t = Conv(x, w)
+        {tail} }}""",
+        w=1, three=np.array(3.0), lo=np.array(0.0), six=np.array(6.0),
+        root=np.array(2.0**0.5), one=np.array(1.0), half=np.array(0.5),
+    )  # fmt: skip
+    done = apply(PASS, model)
+    assert done.ops == [ops]
+    props = {p.key: p.value for p in done.proto.graph.node[0].metadata_props}
+    assert props["edgefuse.activation"] == kind
+
+
+def test_an_unknown_function_behind_a_convolution_is_left_alone() -> None:
+    model = onnx_model(
+        """g (float[1,4,3,3] x, float[4,4,1,1] w) => (float[1,4,3,3] y) {
+        t = Conv(x, w)
+        s = Exp(t)
+        r = Sqrt(s)
+        y = Mul(t, r) }""",
+        w=1,
+    )
+    check_pass(PASS, ignores=[(model, "")])

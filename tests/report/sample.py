@@ -26,8 +26,8 @@ def _check(name: str, value: float, bound: float | None, comparison: str, thresh
 
 
 def _ledger(name: str, verdict: str, module: str, **more: Any) -> dict[str, Any]:
-    entry = {"pass": name, "verdict": verdict, "module": module, "nodes": [f"node_{module}"]}
-    entry |= {"reason": "", "remedy": "", "intermediate_bytes_saved": 0, "launches_saved": 0}
+    entry = {"pass": name, "status": verdict, "module": module, "nodes": [f"node_{module}"]}
+    entry |= {"reason": "", "remedy": "", "saved_bytes": 0, "saved_launches": 0}
     return entry | more
 
 
@@ -39,8 +39,8 @@ def passing() -> dict[str, Any]:
             "fired",
             f"features.{i // 3}.conv.{i % 3}",
             nodes=[f"Conv_{i}", f"BatchNormalization_{i}"],
-            intermediate_bytes_saved=301_056,
-            launches_saved=1,
+            saved_bytes=301_056,
+            saved_launches=1,
         )
         for i in range(LAYERS)
     ]
@@ -50,8 +50,8 @@ def passing() -> dict[str, Any]:
             "fired",
             f"features.{i // 2}.conv.{i % 2}",
             nodes=[f"Conv_{i}", f"Clip_{i}"],
-            intermediate_bytes_saved=150_528,
-            launches_saved=1,
+            saved_bytes=150_528,
+            saved_launches=1,
         )
         for i in range(35)
     ]
