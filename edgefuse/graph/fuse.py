@@ -88,7 +88,11 @@ def fuse_file(
         progress(1 + chosen.index(entry), total, f"{entry.name}: {fired}")
 
     _, ledger = run_passes(
-        model, passes=chosen, fold_size_limit_bytes=fold_size_limit_bytes, observe=observe
+        model,
+        passes=passes,
+        skip=skip,
+        fold_size_limit_bytes=fold_size_limit_bytes,
+        observe=observe,
     )
     _check_required(ledger, require)
     progress(total - 2, total, "checking the finished graph")

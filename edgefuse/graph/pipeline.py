@@ -2,12 +2,14 @@
 
 Order: phase by phase; inside a phase a pass runs once every pass it names in ``after`` has run,
 ties by name. The whole sequence is repeated until one round fires nothing, so a finished graph is
-a fixed point of every pass; refusals are those of that last round.
+a fixed point of every pass; refusals are those of that last round. A pass that is skipped changes
+nothing; where it would have fired in the first round is recorded as a refusal.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from edgefuse.errors import StageError
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 MAX_ROUNDS = 20
+SKIP_REMEDY = "take the pass out of fuse.skip"
 Observer = Callable[[Pass, int], None]
 
 
@@ -75,14 +78,18 @@ def run_passes(
     """
     if passes is None:
         passes = ordered_passes()
-    chosen = [p for p in passes if p.name not in skip]
+    skipped = [p for p in passes if p.name in skip]
+    would: list[LedgerEntry] = []
     context = Context(int(model.opset_imports.get("", 1)), fold_size_limit_bytes)
     builder = GraphBuilder(model)
     fired: list[LedgerEntry] = []
-    for _ in range(MAX_ROUNDS):
+    for number in range(MAX_ROUNDS):
         refused: list[LedgerEntry] = []
         before = len(fired)
-        for entry in chosen:
+        for entry in passes:
+            if entry in skipped:
+                would += _would_fire(entry, model, context) if number == 0 else []
+                continue
             done, refusals = _to_fixed_point(entry, builder, context)
             fired += done
             refused += refusals
@@ -93,7 +100,8 @@ def run_passes(
                 if observe is not None:
                     observe(entry, len(done))
         if len(fired) == before:
-            return model, Ledger(tuple(_sorted(chosen, fired + refused)))
+            entries = _sorted(passes, _placed(fired, model) + would + refused)
+            return model, Ledger(tuple(entries))
     raise StageError(
         f"the passes still change the graph after {MAX_ROUNDS} rounds",
         hint="two passes undo each other: skip passes one by one to find them, and report it",
@@ -103,6 +111,32 @@ def run_passes(
 def _sorted(passes: Sequence[Pass], entries: list[LedgerEntry]) -> list[LedgerEntry]:
     rank = {p.name: i for i, p in enumerate(passes)}
     return sorted(entries, key=lambda e: (rank[e.pass_name], e.status))
+
+
+def _would_fire(entry: Pass, model: ir.Model, context: Context) -> list[LedgerEntry]:
+    """Where a skipped pass would have fired, as refusals: what is missed is accounted for."""
+    found = []
+    for node in _anchors(entry, model):
+        if isinstance(verdict := entry.match(node, context), Match):
+            names = tuple(str(n.name) for n in verdict.nodes)
+            refusal = Refusal("the recipe skips this pass (fuse.skip)", names, SKIP_REMEDY)
+            found.append(_refused(entry, verdict.nodes[0], refusal))
+    return found
+
+
+def _placed(fired: Sequence[LedgerEntry], model: ir.Model) -> list[LedgerEntry]:
+    """The entries with the node of the finished graph that holds what they rewrote."""
+    import onnx_ir as ir
+
+    holder = {
+        name: str(node.name)
+        for node in ir.traversal.RecursiveGraphIterator(model.graph)
+        for name in origin(node)[0]
+    }
+    return [
+        replace(entry, node=next((holder[n] for n in entry.nodes if n in holder), ""))
+        for entry in fired
+    ]
 
 
 def _to_fixed_point(

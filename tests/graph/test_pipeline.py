@@ -67,10 +67,13 @@ def test_passes_that_undo_each_other_end_with_an_error() -> None:
         run_passes(prepare(onnx.parser.parse_model(RELU)), passes=[there, back])
 
 
-def test_skipped_passes_do_not_run() -> None:
+def test_skipped_passes_change_nothing_and_say_where_they_would_have_fired() -> None:
     model = prepare(onnx.parser.parse_model(RELU))
     _, ledger = run_passes(model, passes=[entry("flip")], skip=["flip"])
-    assert ledger.entries == ()
+    assert [n.op_type for n in model.graph] == ["Relu"]
+    (missed,) = ledger.entries
+    assert (missed.status, missed.nodes) == ("refused", ("Relu_y",))
+    assert "fuse.skip" in missed.reason and "fuse.skip" in missed.remedy
 
 
 def test_the_catalogue_is_cheap_and_says_something() -> None:
