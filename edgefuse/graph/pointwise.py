@@ -5,8 +5,8 @@ results nobody else reads, and that has one result: y = f(x) for a function f of
 Exporters spell one activation in many ways; as functions all of its spellings are equal, so a
 region is named by evaluating it and comparing it with what it may be (:data:`FUNCTIONS`).
 
-Scope: floating types, scalar constants. Left alone: operators with per-channel constants (PRelu),
-and regions of more than :data:`MAX_NODES` operators.
+Scope: floating types, constants of one value. Left alone: operators with per-channel constants
+(PRelu), and regions of more than :data:`MAX_NODES` operators.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from edgefuse.graph.values import Array, attribute, constant, is_constant, is_float
@@ -22,14 +23,23 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 MAX_NODES = 12
-# Unary and binary operators that compute each output element from the inputs' elements there.
+MAX_READERS = 8
+# Operators that compute each output element from the inputs' elements there.
 UNARY = (
-    "Abs", "Celu", "Clip", "Elu", "Erf", "Exp", "Gelu", "HardSigmoid", "HardSwish", "LeakyRelu",
-    "Log", "Mish", "Neg", "Reciprocal", "Relu", "Selu", "Sigmoid", "Softplus", "Softsign", "Sqrt",
-    "Tanh", "ThresholdedRelu",
+    "Abs", "Ceil", "Celu", "Clip", "Cos", "Elu", "Erf", "Exp", "Floor", "Gelu", "HardSigmoid",
+    "HardSwish", "LeakyRelu", "Log", "Mish", "Neg", "Not", "Reciprocal", "Relu", "Round", "Selu",
+    "Sigmoid", "Sign", "Sin", "Softplus", "Softsign", "Sqrt", "Tanh", "ThresholdedRelu",
 )  # fmt: skip
-BINARY = ("Add", "Div", "Max", "Min", "Mul", "Pow", "PRelu", "Sub")
+BINARY = (
+    "Add", "And", "Div", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Max", "Min",
+    "Mul", "Or", "Pow", "PRelu", "Sub", "Where",
+)  # fmt: skip
 POINTWISE = tuple(sorted((*UNARY, *BINARY)))
+# Regions of the others are lines, powers and quotients: no activation.
+CURVED = (
+    "Celu", "Clip", "Elu", "Erf", "Exp", "Gelu", "HardSigmoid", "HardSwish", "LeakyRelu", "Log",
+    "Max", "Min", "Mish", "Relu", "Sigmoid", "Softplus", "Softsign", "Tanh", "Where",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -38,7 +48,8 @@ class Region:
 
     Attributes:
         source: x.
-        nodes: in graph order.
+        nodes: in an order in which they can run, which follows from the structure alone; the last
+            one computes y.
         result: y.
     """
 
@@ -48,45 +59,96 @@ class Region:
 
 
 def regions(source: ir.Value) -> Iterator[Region]:
-    """Every region that starts at a value, smaller ones first."""
+    """Every region that reads a value and that alone reads it, smaller ones first."""
     if source.is_graph_output() or not is_float(source):
         return
+    inside = {source}
     nodes: list[ir.Node] = []
-    inside = [source]
     while len(nodes) < MAX_NODES:
-        added = next((n for v in inside for n in _readers(v, inside, nodes)), None)
+        added = next((n for v in list(inside) for n in _readers(v, source, inside, nodes)), None)
         if added is None:
             return
         nodes.append(added)
-        inside.append(added.outputs[0])
-        if (result := _only_result(inside, nodes)) is not None and result is not source:
-            yield Region(source, _in_order(nodes), result)
+        inside.add(added.outputs[0])
+        result = _only_result(inside, nodes)
+        if result is not None and result is not source and is_float(result):
+            yield Region(source, running_order(result, nodes), result)
 
 
-def _readers(value: ir.Value, inside: list[ir.Value], nodes: list[ir.Node]) -> Iterator[ir.Node]:
-    """In the order of their names: the same graph gives the same region."""
-    for use in sorted(value.uses(), key=lambda u: str(u.node.name)):
+def regions_before(result: ir.Value) -> Iterator[Region]:
+    """Every region that computes a value, smaller ones first; others may read the source too."""
+    last = result.producer()
+    if last is None or not is_float(result):
+        return
+    nodes: list[ir.Node] = []
+    added: ir.Node | None = last
+    while added is not None and len(nodes) < MAX_NODES:
+        nodes.append(added)
+        outer = _operands(nodes)
+        if outer is None:
+            return
+        if len(outer) == 1 and is_float(outer[0]) and all(_fits(n, outer[0]) for n in nodes):
+            yield Region(outer[0], running_order(result, nodes), result)
+        added = next((p for v in outer if (p := _inner_producer(v, nodes)) is not None), None)
+
+
+def _readers(
+    value: ir.Value, source: ir.Value, inside: set[ir.Value], nodes: list[ir.Node]
+) -> Iterator[ir.Node]:
+    """What reads the value and, beside it, only what is inside or constant."""
+    if len(uses := list(value.uses())) > MAX_READERS:
+        return
+    producer = source.producer()
+    graph = uses[0].node.graph if producer is None and uses else None
+    graph = producer.graph if producer is not None else graph
+    for use in uses:
         node = use.node
-        if nodes and node.graph is not nodes[0].graph:
+        if node in nodes or node.graph is not graph or not _fits(node, source):
             continue
-        if node not in nodes and _is_scalar_function(node, inside):
+        if all(v is None or v in inside or is_constant(v) for v in node.inputs):
             yield node
 
 
-def _is_scalar_function(node: ir.Node, inside: list[ir.Value]) -> bool:
+def _operands(nodes: list[ir.Node]) -> list[ir.Value] | None:
+    """Values from outside that are no constants; None when a node is not pointwise."""
+    made = {node.outputs[0] for node in nodes}
+    found: dict[ir.Value, None] = {}
+    for node in nodes:
+        if not _is_scalar(node):
+            return None
+        for value in node.inputs:
+            if value is not None and value not in made and not is_constant(value):
+                found[value] = None
+    return list(found)
+
+
+def _inner_producer(value: ir.Value, nodes: list[ir.Node]) -> ir.Node | None:
+    """The producer of a value that only these nodes read, if it can join them."""
+    node = value.producer()
+    if node is None or node.graph is not nodes[0].graph or not _is_scalar(node):
+        return None
+    if value.is_graph_output() or any(use.node not in nodes for use in value.uses()):
+        return None
+    return node
+
+
+def _is_scalar(node: ir.Node) -> bool:
     if node.domain != "" or node.op_type not in POINTWISE or node.op_type == "PRelu":
         return False
-    for value in node.inputs:
-        if value is None or any(value is known for known in inside):
-            continue
-        if not is_constant(value) or value.const_value.size != 1:
-            return False
-        if value.shape is not None and len(value.shape) > 1:
-            return False
-    return True
+    return all(v is None or not is_constant(v) or v.const_value.size == 1 for v in node.inputs)
 
 
-def _only_result(inside: list[ir.Value], nodes: list[ir.Node]) -> ir.Value | None:
+def _fits(node: ir.Node, source: ir.Value) -> bool:
+    """Whether the node is pointwise and no constant of it can change the rank."""
+    if not _is_scalar(node):
+        return False
+    rank = 0 if source.shape is None else len(source.shape)
+    return all(
+        v is None or not is_constant(v) or len(v.const_value.shape) <= rank for v in node.inputs
+    )
+
+
+def _only_result(inside: set[ir.Value], nodes: list[ir.Node]) -> ir.Value | None:
     members = set(nodes)
     open_values = [
         v
@@ -96,9 +158,24 @@ def _only_result(inside: list[ir.Value], nodes: list[ir.Node]) -> ir.Value | Non
     return open_values[0] if len(open_values) == 1 else None
 
 
-def _in_order(nodes: list[ir.Node]) -> tuple[ir.Node, ...]:
+def running_order(result: ir.Value, nodes: list[ir.Node]) -> tuple[ir.Node, ...]:
+    """The nodes that compute a value, each after what it reads, by the order of their inputs.
+
+    Equal structures give equal orders, whatever the nodes are called and wherever they stand.
+    """
     members = set(nodes)
-    return tuple(node for node in nodes[0].graph if node in members)
+    done: dict[ir.Node, None] = {}
+    pending = [(result.producer(), False)]
+    while pending:
+        node, ready = pending.pop()
+        if node is None or node in done or node not in members:
+            continue
+        if ready:
+            done[node] = None
+            continue
+        pending.append((node, True))
+        pending += [(v.producer(), False) for v in reversed(node.inputs) if v is not None]
+    return tuple(done)
 
 
 def evaluate(region: Region, x: Array) -> Array | None:
@@ -125,8 +202,7 @@ def evaluate(region: Region, x: Array) -> Array | None:
 def _apply(node: ir.Node, operands: list[Any]) -> Any:
     import numpy as np
 
-    simple = _simple().get(node.op_type)
-    if simple is not None:
+    if (simple := _simple().get(node.op_type)) is not None:
         return simple(*operands)
 
     def number(name: str, default: float) -> float:
@@ -160,7 +236,8 @@ def _apply(node: ir.Node, operands: list[Any]) -> Any:
 def _erf(x: Array) -> Array:
     import numpy as np
 
-    return np.vectorize(math.erf, otypes=[np.float64])(x)
+    answer: Array = np.vectorize(math.erf, otypes=[np.float64])(x)
+    return answer
 
 
 def _sigmoid(x: Array) -> Array:
@@ -177,34 +254,6 @@ def _softplus(x: Array) -> Array:
     return answer
 
 
-def _simple() -> Mapping[str, Callable[..., Any]]:
-    import numpy as np
-
-    return {
-        "Abs": np.abs,
-        "Add": lambda a, b: a + b,
-        "Div": lambda a, b: a / b,
-        "Erf": _erf,
-        "Exp": np.exp,
-        "HardSwish": FUNCTIONS["HARDSWISH"],
-        "Log": np.log,
-        "Max": lambda *v: np.maximum.reduce(np.broadcast_arrays(*v)),
-        "Min": lambda *v: np.minimum.reduce(np.broadcast_arrays(*v)),
-        "Mish": FUNCTIONS["MISH"],
-        "Mul": lambda a, b: a * b,
-        "Neg": lambda a: -a,
-        "Pow": lambda a, b: a**b,
-        "Reciprocal": lambda a: 1 / a,
-        "Relu": lambda a: np.maximum(a, 0),
-        "Sigmoid": _sigmoid,
-        "Softplus": _softplus,
-        "Softsign": lambda a: a / (1 + np.abs(a)),
-        "Sqrt": np.sqrt,
-        "Sub": lambda a, b: a - b,
-        "Tanh": np.tanh,
-    }
-
-
 def _clip01(x: Array) -> Array:
     import numpy as np
 
@@ -217,6 +266,41 @@ def _tanh(x: Array) -> Array:
 
     answer: Array = np.tanh(x)
     return answer
+
+
+@cache
+def _simple() -> Mapping[str, Callable[..., Any]]:
+    import numpy as np
+
+    return {
+        "Abs": np.abs,
+        "Add": lambda a, b: a + b,
+        "Div": lambda a, b: a / b,
+        "Erf": _erf,
+        "Exp": np.exp,
+        "Greater": lambda a, b: a > b,
+        "GreaterOrEqual": lambda a, b: a >= b,
+        "HardSwish": FUNCTIONS["HARDSWISH"],
+        "Less": lambda a, b: a < b,
+        "LessOrEqual": lambda a, b: a <= b,
+        "Log": np.log,
+        "Max": lambda *v: np.maximum.reduce(np.broadcast_arrays(*v)),
+        "Min": lambda *v: np.minimum.reduce(np.broadcast_arrays(*v)),
+        "Mish": FUNCTIONS["MISH"],
+        "Mul": lambda a, b: a * b,
+        "Neg": lambda a: -a,
+        "Pow": lambda a, b: a**b,
+        "Reciprocal": lambda a: 1 / a,
+        "Relu": lambda a: np.maximum(a, 0),
+        "Sigmoid": _sigmoid,
+        "Sign": np.sign,
+        "Softplus": _softplus,
+        "Softsign": lambda a: a / (1 + np.abs(a)),
+        "Sqrt": np.sqrt,
+        "Sub": lambda a, b: a - b,
+        "Tanh": np.tanh,
+        "Where": np.where,
+    }
 
 
 #: Activations that exporters spell out, as functions of float64 arrays. Sources: Hendrycks and
@@ -232,28 +316,47 @@ FUNCTIONS: Mapping[str, Callable[[Array], Array]] = {
     "SIGMOID": _sigmoid,
     "SILU": lambda x: x * _sigmoid(x),
     "SOFTPLUS": _softplus,
+    "TANH": _tanh,
 }
 TOLERANCE = {"FLOAT16": 2e-4, "BFLOAT16": 4e-4}
 FLOAT32_TOLERANCE = 4e-6
+LARGEST = {"FLOAT16": 6e4}
+FLOAT32_LARGEST = 1e38
+
+
+@cache
+def _wanted(largest: float) -> tuple[Array, Array, Mapping[str, Array]]:
+    """Where functions are compared: 513 points in -10..10, then 40 on each side up to the largest
+    number; which points are the near ones; and what :data:`FUNCTIONS` are there."""
+    import numpy as np
+
+    near = np.linspace(-10.0, 10.0, 513)
+    far = np.geomspace(10.5, largest, 40)
+    grid = np.concatenate([-far[::-1], near, far])
+    with np.errstate(all="ignore"):
+        return grid, np.abs(grid) <= 10, {name: f(grid) for name, f in FUNCTIONS.items()}
 
 
 def named(region: Region) -> str:
     """The key of :data:`FUNCTIONS` that the region computes; empty when it is none of them.
 
-    Compared at 513 points in -10..10, in float64, relative to max(1, |f|): 4e-6 for constants that
-    were rounded to float32, 2e-4 for float16.
+    Compared in float64, relative to max(1, |f|): 4e-6 for constants that were rounded to float32,
+    2e-4 for float16. Beyond -10..10 a spelling may overflow where its function does not.
     """
     import numpy as np
 
-    grid = np.linspace(-10.0, 10.0, 513)
+    if not any(node.op_type in CURVED for node in region.nodes):
+        return ""
+    kind = region.source.dtype.name
+    grid, near, functions = _wanted(LARGEST.get(kind, FLOAT32_LARGEST))
     found = evaluate(region, grid)
-    if found is None or not np.isfinite(found).all():
+    if found is None or not np.isfinite(found[near]).all():
         return ""
     best, error = "", math.inf
-    for name, function in FUNCTIONS.items():
-        wanted = function(grid)
-        gap = float(np.max(np.abs(found - wanted) / np.maximum(1.0, np.abs(wanted))))
-        if gap < error:
-            best, error = name, gap
-    limit = TOLERANCE.get(region.source.dtype.name, FLOAT32_TOLERANCE)
-    return best if error <= limit else ""
+    with np.errstate(all="ignore"):
+        for name, wanted in functions.items():
+            gaps = np.abs(found - wanted) / np.maximum(1.0, np.abs(wanted))
+            gap = float(np.max(gaps, where=np.isfinite(found), initial=0.0))
+            if gap < error:
+                best, error = name, gap
+    return best if error <= TOLERANCE.get(kind, FLOAT32_TOLERANCE) else ""
