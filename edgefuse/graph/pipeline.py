@@ -1,15 +1,19 @@
 """Order the passes and run each to its fixed point, in graph order, until nothing fires.
 
 Order: phase by phase; inside a phase a pass runs once every pass it names in ``after`` has run,
-ties by name. The whole sequence is repeated until one round fires nothing, so a finished graph is
-a fixed point of every pass; refusals are those of that last round. A pass that is skipped changes
-nothing; where it would have fired in the first round is recorded as a refusal.
+ties by name. A pass runs only while those before it in its phase find nothing more, and a phase
+only once the one before has come to rest: no group is built around what could still be folded.
+The whole sequence is repeated until one round fires nothing, so a finished graph is a fixed point
+of every pass. Refusals are those of that last round, and those that another pass settled for
+(``instead_of``). A pass that is skipped changes nothing; where it would have fired when its turn
+came first is recorded as a refusal.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 from edgefuse.errors import StageError
@@ -23,6 +27,7 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 MAX_ROUNDS = 20
+UNDO_HINT = "two passes undo each other: skip passes one by one to find them, and report it"
 SKIP_REMEDY = "take the pass out of fuse.skip"
 Observer = Callable[[Pass, int], None]
 
@@ -78,34 +83,70 @@ def run_passes(
     """
     if passes is None:
         passes = ordered_passes()
-    skipped = [p for p in passes if p.name in skip]
-    would: list[LedgerEntry] = []
     context = Context(int(model.opset_imports.get("", 1)), fold_size_limit_bytes)
-    builder = GraphBuilder(model)
-    fired: list[LedgerEntry] = []
-    for number in range(MAX_ROUNDS):
-        refused: list[LedgerEntry] = []
-        before = len(fired)
-        for entry in passes:
-            if entry in skipped:
-                would += _would_fire(entry, model, context) if number == 0 else []
-                continue
-            done, refusals = _to_fixed_point(entry, builder, context)
-            fired += done
-            refused += refusals
-            if done:
-                drop_dead(model)
-                if _shapes_missing(model):
-                    infer_shapes(model)
-                if observe is not None:
-                    observe(entry, len(done))
-        if len(fired) == before:
-            entries = _sorted(passes, _placed(fired, model) + would + refused)
-            return model, Ledger(tuple(entries))
-    raise StageError(
-        f"the passes still change the graph after {MAX_ROUNDS} rounds",
-        hint="two passes undo each other: skip passes one by one to find them, and report it",
-    )
+    run = _Run(GraphBuilder(model), context, frozenset(skip), observe)
+    phases = [list(group) for _, group in groupby(passes, key=lambda p: p.phase)]
+    for _ in range(MAX_ROUNDS):
+        before = len(run.fired)
+        refused = [entry for phase in phases for entry in run.phase(phase)]
+        if len(run.fired) == before:
+            kept = run.would + run.settled + refused
+            return model, Ledger(tuple(_sorted(passes, _placed(run.fired, model) + kept)))
+    raise StageError(f"the passes still change the graph after {MAX_ROUNDS} rounds", hint=UNDO_HINT)
+
+
+@dataclass
+class _Run:
+    """The passes at work on one model, and what they have answered so far."""
+
+    builder: GraphBuilder
+    context: Context
+    skip: frozenset[str]
+    observe: Observer | None
+    fired: list[LedgerEntry] = field(default_factory=list)
+    settled: list[LedgerEntry] = field(default_factory=list)
+    would: list[LedgerEntry] = field(default_factory=list)
+    _seen: set[str] = field(default_factory=set)
+
+    def phase(self, passes: Sequence[Pass]) -> list[LedgerEntry]:
+        """Run a phase until none fires, from its first pass again after each that did.
+
+        Returns:
+            The refusals that stand at the end.
+        """
+        rounds = MAX_ROUNDS * len(passes)
+        for _ in range(rounds):
+            refused: list[LedgerEntry] = []
+            for entry in passes:
+                if entry.name in self.skip:
+                    self._skip(entry)
+                    continue
+                done, refusals = _to_fixed_point(entry, self.builder, self.context)
+                if done:
+                    self._settle(entry, done, refused)
+                    break
+                refused += refusals
+            else:
+                return refused
+        raise StageError(f"the passes still change the graph after {rounds} rounds", hint=UNDO_HINT)
+
+    def _skip(self, entry: Pass) -> None:
+        if entry.name not in self._seen:
+            self._seen.add(entry.name)
+            self.would += _would_fire(entry, self.builder.model, self.context)
+
+    def _settle(self, entry: Pass, done: list[LedgerEntry], refused: list[LedgerEntry]) -> None:
+        """Record what a pass did, keep the refusals it stands in for, tidy the graph."""
+        model = self.builder.model
+        self.fired += done
+        taken = {name for e in done for name in e.nodes}
+        rivals = [e for e in refused if e.pass_name in entry.instead_of]
+        self.settled += [e for e in rivals if e.nodes[0] in taken]
+        drop_dead(model)
+        if _shapes_missing(model):
+            infer_shapes(model)
+        if self.observe is not None:
+            self.observe(entry, len(done))
 
 
 def _sorted(passes: Sequence[Pass], entries: list[LedgerEntry]) -> list[LedgerEntry]:

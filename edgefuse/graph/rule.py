@@ -85,6 +85,8 @@ class Pass:
         after: passes of the same or an earlier phase that must have run before.
         tolerance: largest error of the rewritten model, relative to the largest |output|, in
             float32; 0.0 for rewrites that only change structure.
+        instead_of: passes that would have done better with the same anchor: where this one fires,
+            their refusals stay in the ledger, for they say what was lost.
     """
 
     name: str
@@ -95,6 +97,7 @@ class Pass:
     rewrite: Callable[[Match, GraphBuilder], None]
     after: tuple[str, ...] = ()
     tolerance: float = 0.0
+    instead_of: tuple[str, ...] = ()
 
 
 PASSES: Registry[Pass] = Registry("edgefuse.passes")
