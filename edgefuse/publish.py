@@ -9,7 +9,7 @@ from pathlib import Path
 
 from edgefuse.archive import matches, unpack
 from edgefuse.artifact import Artifact
-from edgefuse.stage import Stage
+from edgefuse.stage import REPRODUCER, Stage
 from edgefuse.store import copy_atomically, holds, raise_disk_error
 
 
@@ -73,6 +73,20 @@ def withdraw_report(out: Path) -> None:
             path.unlink(missing_ok=True)
         except OSError as error:
             raise_disk_error(error, path)
+
+
+def withdraw_reproducer(out: Path) -> None:
+    """Remove what an earlier run left to repeat its failure with.
+
+    Raises:
+        StoreError: it cannot be removed.
+    """
+    folder = out / REPRODUCER
+    try:
+        if folder.is_dir():
+            shutil.rmtree(folder)
+    except OSError as error:
+        raise_disk_error(error, folder)
 
 
 def _unpack(archive: Path, folder: Path) -> None:

@@ -98,6 +98,7 @@ class Runner:
         steps = make_plan(self.job, self.selection)
         self.result.outcomes = [Outcome(step.stage) for step in steps]
         certain = _certain(steps)
+        publish.withdraw_reproducer(self.out)
         if len(certain) < len(steps):
             publish.withdraw_report(self.out)
         self._withdraw(keep=certain)

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from edgefuse.target import Target
 
 
+#: Folder beside the log: what a stage leaves there when it fails, to repeat the failure with.
+REPRODUCER = "reproducer"
+
+
 class Progress(Protocol):
     """Report that ``done`` of ``total`` steps of ``what`` are finished."""
 

@@ -1,31 +1,27 @@
 """Fuse one ONNX file into another, and prove that the numbers stayed.
 
-Every pass that fires is checked at once: the model before and after it run on a seeded random
-sample and must agree within the pass's own tolerance. The finished file is checked against the
-*input file* on real samples. A required fusion that did not fire is an error.
+Every pass that fires is checked at once (:mod:`edgefuse.graph.proof`): on a seeded random probe and
+on a real sample the model must answer as before, within the pass's own tolerance. The finished file
+is checked against the *input file* on real samples. A pass that is wrong ends the run with the name
+of the application, and with a reproducer (:mod:`edgefuse.graph.reproduce`).
 """
 
 from __future__ import annotations
 
 import difflib
+import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgefuse.errors import DataError, EdgefuseError, ParityError, RecipeError, StageError
+from edgefuse.errors import DataError, EdgefuseError, RecipeError, StageError
 from edgefuse.graph.ledger import Ledger
 from edgefuse.graph.normalise import load_proto, prepare
-from edgefuse.graph.pipeline import ordered, run_passes
+from edgefuse.graph.pipeline import ordered
+from edgefuse.graph.proven import run_proven
 from edgefuse.graph.rule import PASSES, Pass
 from edgefuse.graph.summary import intermediate_bytes, operator_counts, peak_bytes
-from edgefuse.graph.verify import (
-    SKIP_PASSES,
-    Feed,
-    Runner,
-    check_structure,
-    scaled_tolerance,
-    seeded_feed,
-)
+from edgefuse.graph.verify import SKIP_PASSES, Feed, Runner, check_structure, seeded_feed
 from edgefuse.parity import difference
 
 if TYPE_CHECKING:
@@ -44,6 +40,7 @@ def fuse_file(
     skip: Sequence[str] = (),
     require: Mapping[str, int] | None = None,
     max_relative_error: float = 1e-4,
+    reproducer: Path | None = None,
     fold_size_limit_bytes: int = 1 << 22,
     progress: Progress = lambda done, total, text: None,
 ) -> dict[str, Any]:
@@ -55,6 +52,8 @@ def fuse_file(
         require: pass name -> how often it must fire, at least.
         max_relative_error: of the finished model against ``source``, relative to the largest
             |output|.
+        reproducer: folder to save the smallest failing graph in when a pass is wrong; an older
+            one is removed. None saves nothing.
         fold_size_limit_bytes: no constant larger than this is made.
         progress: called with steps done, steps in all, and what comes next.
 
@@ -75,23 +74,29 @@ def fuse_file(
     samples = list(feeds)
     if not samples:
         raise DataError("fusing needs at least one real sample to prove itself on")
-    chosen = [p for p in passes if p.name not in skip]
+    chosen = [p.name for p in passes if p.name not in skip]
     total = len(chosen) + 3
+    if reproducer is not None:
+        shutil.rmtree(reproducer, ignore_errors=True)
     progress(0, total, "reading")
     proto = load_proto(source)
+    reference = Runner(source)
     model = prepare(proto)
     before = {"intermediate": intermediate_bytes(model), "peak": peak_bytes(model)}
-    proof = _Proof(proto, model, samples[0])
+    furthest = 0
 
     def observe(entry: Pass, fired: int) -> None:
-        proof.check(entry)
-        progress(1 + chosen.index(entry), total, f"{entry.name}: {fired}")
+        nonlocal furthest
+        furthest = max(furthest, 1 + chosen.index(entry.name))
+        progress(furthest, total, f"{entry.name}: {fired}")
 
-    _, ledger = run_passes(
+    ledger, errors = run_proven(
         model,
-        passes=passes,
+        passes,
+        _probes(proto, reference, samples[0]),
         skip=skip,
         fold_size_limit_bytes=fold_size_limit_bytes,
+        reproducer=reproducer,
         observe=observe,
     )
     _check_required(ledger, require)
@@ -102,7 +107,7 @@ def fuse_file(
     data = finished.SerializeToString(deterministic=True)
     candidate = Runner(data)
     parity = difference(
-        ((proof.reference(feed), candidate(feed)) for feed in samples),
+        ((reference(feed), candidate(feed)) for feed in samples),
         max_relative_error=max_relative_error,
         hint=SKIP_PASSES,
     )
@@ -116,9 +121,10 @@ def fuse_file(
                 "name": p.name,
                 "fired": ledger.fired(p.name),
                 "refused": len(ledger.refused(p.name)),
-                "max_relative_error": proof.errors.get(p.name, 0.0),
+                "max_relative_error": errors.get(p.name, 0.0),
             }
-            for p in chosen
+            for p in passes
+            if p.name in chosen
         ],
         "ledger": ledger.to_json(),
         "saved": {
@@ -159,47 +165,15 @@ def serialise(model: ir.Model) -> onnx.ModelProto:
     return proto
 
 
-class _Proof:
-    """Holds the state before the next pass: its outputs on the probe."""
-
-    def __init__(self, proto: onnx.ModelProto, model: ir.Model, sample: Feed) -> None:
-        import onnx_ir as ir
-
-        self._model = model
-        self.reference = Runner(proto)
-        self.errors: dict[str, float] = {}
-        self._probe, self._outputs = self._first(proto, sample)
-        values = (
-            value
-            for node in ir.traversal.RecursiveGraphIterator(model.graph)
-            for value in (*node.inputs, *node.outputs)
-        )
-        found = {v.dtype.name.lower() for v in values if v is not None and v.dtype is not None}
-        self._dtypes = sorted(found)
-
-    def _first(self, proto: onnx.ModelProto, sample: Feed) -> tuple[Feed, Feed]:
-        """A random probe; the real sample where the model has no finite answer to noise."""
-        probe = seeded_feed(proto, seed=SEED, like=sample)
-        try:
-            outputs = self.reference(probe)
-            difference([(outputs, outputs)])
-        except EdgefuseError:
-            return sample, self.reference(sample)
-        return probe, outputs
-
-    def check(self, entry: Pass) -> None:
-        outputs = Runner(self._model)(self._probe)
-        tolerance = scaled_tolerance(entry.tolerance, self._dtypes)
-        try:
-            found = difference([(self._outputs, outputs)], max_relative_error=tolerance)
-        except ParityError as error:
-            raise ParityError(
-                f"pass {entry.name} changed the numbers: {error.message}",
-                hint=f"add {entry.name} to fuse.skip, and report it",
-                where=error.where,
-            ) from error
-        self.errors[entry.name] = max(self.errors.get(entry.name, 0.0), found.max_rel_to_peak)
-        self._outputs = outputs
+def _probes(proto: onnx.ModelProto, reference: Runner, sample: Feed) -> list[Feed]:
+    """A random probe and the real sample; the latter alone where noise has no finite answer."""
+    probe = seeded_feed(proto, seed=SEED, like=sample)
+    try:
+        outputs = reference(probe)
+        difference([(outputs, outputs)])
+    except EdgefuseError:
+        return [sample]
+    return [probe, sample]
 
 
 def _check_names(passes: Sequence[Pass], skip: Sequence[str], require: Mapping[str, int]) -> None:

@@ -50,8 +50,9 @@ def check_structure(proto: onnx.ModelProto) -> None:
     try:
         onnx.checker.check_model(proto, full_check=True)
     except Exception as error:
+        text = str(error).strip().splitlines() or [type(error).__name__]
         raise StageError(
-            f"the fused graph is not valid ONNX: {str(error).strip().splitlines()[0]}",
+            f"the fused graph is not valid ONNX: {text[0]}",
             hint="this is a fault of a pass: skip passes one by one to find it, and report it",
         ) from error
 

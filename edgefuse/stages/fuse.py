@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from edgefuse.artifact import Artifact, Product
 from edgefuse.recipe import Recipe
-from edgefuse.stage import Context, stage
+from edgefuse.stage import REPRODUCER, Context, stage
 
 
 @stage(
@@ -32,10 +32,10 @@ def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Pro
         inputs["export"].path,
         path,
         skip=options.skip,
-        require=options.require,
         feeds=feeds,
         max_relative_error=options.max_relative_error,
         fold_size_limit_bytes=options.fold_size_limit_bytes,
+        reproducer=context.log.parent / REPRODUCER,
         progress=context.progress,
     )
     fired = sum(row["fired"] for row in evidence["passes"])

@@ -1,0 +1,178 @@
+"""A model at one moment: its structure copied, its large constants shared.
+
+Proving a pass means to check and to run the model after it. Copying 100 MB of weights into a proto,
+a checker and a runtime for every pass would take most of a run, and no pass changes most of them.
+So large constants become graph inputs that are fed when the model runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from edgefuse.graph.values import Array
+from edgefuse.graph.verify import Feed, Runner
+
+if TYPE_CHECKING:
+    import onnx
+    import onnx_ir as ir
+
+LARGE_BYTES = 4096
+Described = tuple[str, "tuple[int | str, ...] | None"]
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A model at one moment, cheap to take: large constants are shared, not copied.
+
+    Attributes:
+        proto: the model with its large constants as graph inputs, so that neither the checker nor
+            onnxruntime copies them.
+        constants: those inputs by name.
+        values: type and shape of every value that a node computes, by name.
+    """
+
+    proto: onnx.ModelProto
+    constants: Mapping[str, Array]
+    values: Mapping[str, Described] = field(repr=False)
+
+    @classmethod
+    def of(cls, model: ir.Model) -> Snapshot:
+        import onnx_ir as ir
+
+        graph = model.graph
+        large = {
+            name: value
+            for name, value in graph.initializers.items()
+            if _is_large(value) and not value.is_graph_input() and not value.is_graph_output()
+        }
+        view = ir.GraphView(
+            inputs=[*graph.inputs, *large.values()],
+            outputs=graph.outputs,
+            nodes=list(graph),
+            initializers=[v for name, v in graph.initializers.items() if name not in large],
+            opset_imports=graph.opset_imports,
+            name=graph.name,
+        )
+        functions = list(model.functions.values())
+        light = ir.Model(view, ir_version=model.ir_version, functions=functions)
+        arrays = {n: v.const_value.numpy() for n, v in large.items() if v.const_value is not None}
+        nodes = ir.traversal.RecursiveGraphIterator(graph)
+        values = {str(v.name): _described(v) for node in nodes for v in node.outputs if v.name}
+        return cls(ir.serde.serialize_model(light), arrays, values)
+
+    def whole(self) -> onnx.ModelProto:
+        """The model with every constant in its place; a copy."""
+        import onnx
+
+        proto = onnx.ModelProto()
+        proto.CopyFrom(self.proto)
+        inputs = [i for i in proto.graph.input if i.name not in self.constants]
+        del proto.graph.input[:]
+        proto.graph.input.extend(inputs)
+        proto.graph.initializer.extend(
+            onnx.numpy_helper.from_array(array, name) for name, array in self.constants.items()
+        )
+        return proto
+
+    @property
+    def dtypes(self) -> list[str]:
+        """Types of all inputs and computed values, as NumPy names them."""
+        known = [*self.values.values(), *_declared(self, "input").values()]
+        names = {dtype.lower() for dtype, _ in known if dtype}
+        return sorted("float32" if name == "float" else name for name in names)
+
+    def run(self, feeds: Sequence[Feed], extra: Sequence[str] = ()) -> list[dict[str, Array]]:
+        """Outputs for each feed, those of ``extra`` (values of the main graph) too.
+
+        Raises:
+            ToolError: onnxruntime cannot load or run it.
+        """
+        import onnx
+
+        proto = self.proto
+        if extra:
+            proto = onnx.ModelProto()
+            proto.CopyFrom(self.proto)
+            known = {o.name for o in proto.graph.output}
+            proto.graph.output.extend(
+                onnx.helper.make_empty_tensor_value_info(name)
+                for name in extra
+                if name not in known
+            )
+        runner = Runner(proto)
+        return [runner({**feed, **self.constants}) for feed in feeds]
+
+    def difference_of_values(self, other: Snapshot) -> str:
+        """What differs in type or shape of a value that both have; empty when nothing does.
+
+        An extent that only one of them knows is no difference.
+        """
+        for side in ("input", "output"):
+            mine, its = (_declared(s, side) for s in (self, other))
+            if list(mine) != list(its):
+                return f"the {side}s are {list(its)}, they were {list(mine)}"
+            for name, was in mine.items():
+                if _differ(was, its[name]):
+                    return f"{side} {name!r} is {_shown(its[name])}, it was {_shown(was)}"
+        for name, was in self.values.items():
+            if name in other.values and _differ(was, other.values[name]):
+                return f"value {name!r} is {_shown(other.values[name])}, it was {_shown(was)}"
+        return ""
+
+
+def _is_large(value: ir.Value) -> bool:
+    """Whether a constant is worth sharing: a large one of a type that onnxruntime takes as input.
+
+    Small ones stay: shapes, axes and bounds must be constants for shape inference and kernels.
+    """
+    tensor = value.const_value
+    return (
+        tensor is not None
+        and tensor.dtype.name in ("FLOAT", "DOUBLE", "FLOAT16")
+        and tensor.nbytes >= LARGE_BYTES
+    )
+
+
+def _described(value: ir.Value) -> Described:
+    dtype = "" if value.dtype is None else value.dtype.name
+    if value.shape is None:
+        return dtype, None
+    return dtype, tuple(d if isinstance(d, int) else str(d.value or "?") for d in value.shape)
+
+
+def _declared(snapshot: Snapshot, side: str) -> dict[str, Described]:
+    import onnx
+
+    found: dict[str, Described] = {}
+    for info in getattr(snapshot.proto.graph, side):
+        if info.name in snapshot.constants and side == "input":
+            continue
+        tensor = info.type.tensor_type
+        dtype = onnx.TensorProto.DataType.Name(tensor.elem_type)
+        shape: tuple[int | str, ...] | None = None
+        if tensor.HasField("shape"):
+            shape = tuple(
+                d.dim_value if d.HasField("dim_value") else d.dim_param or "?"
+                for d in tensor.shape.dim
+            )
+        found[info.name] = dtype, shape
+    return found
+
+
+def _differ(one: Described, other: Described) -> bool:
+    if one[0] and other[0] and one[0] != other[0]:
+        return True
+    if one[1] is None or other[1] is None:
+        return False
+    if len(one[1]) != len(other[1]):
+        return True
+    return any(
+        isinstance(a, int) and isinstance(b, int) and a != b for a, b in zip(one[1], other[1])
+    )
+
+
+def _shown(described: Described) -> str:
+    dtype, shape = described
+    return dtype.lower() + ("" if shape is None else str(list(shape)).replace("'", ""))
