@@ -65,7 +65,8 @@ class GraphBuilder:
         while len(node.inputs) <= index:
             node.resize_inputs(len(node.inputs) + 1)
         old = node.inputs[index]
-        if old is not None and is_constant(old) and len(list(old.uses())) == 1:
+        alone = old is not None and len(list(old.uses())) == 1 and not old.is_graph_output()
+        if alone and is_constant(old):
             tensor = ir.tensor(array, name=old.name)
             old.const_value, old.shape = tensor, tensor.shape
             old.dtype = tensor.dtype
@@ -109,6 +110,55 @@ class GraphBuilder:
         output.name, old_output.name = old_output.name, self.fresh(f"{old_output.name}_replaced")
         self.remove(replaces)
         return new
+
+    def insert(
+        self,
+        op_type: str,
+        inputs: Sequence[ir.Value | None],
+        attributes: Mapping[str, Any] | Sequence[ir.Attr] = (),
+        *,
+        before: ir.Node,
+        like: ir.Value | None = None,
+    ) -> ir.Value:
+        """The result of one new node in front of ``before``, for rewrites of one node into several.
+
+        It keeps the metadata of ``before`` and stands for the same nodes.
+
+        Args:
+            like: a value of the result's shape and type; None for that of ``before``'s output.
+        """
+        import onnx_ir as ir
+
+        if isinstance(attributes, Mapping):
+            attributes = ir.convenience.convert_attributes(attributes)
+        new = ir.Node(
+            "",
+            op_type,
+            inputs,
+            attributes,
+            name=self.fresh(f"{before.name}_{op_type}"),
+            metadata_props=dict(before.metadata_props),
+        )
+        set_origin(new, (before,))
+        like = before.outputs[0] if like is None else like
+        output: ir.Value = new.outputs[0]
+        output.name = self.fresh(f"{before.outputs[0].name}_{op_type.lower()}")
+        output.shape, output.type = like.shape, like.type
+        before.graph.insert_before(before, new)
+        self._account(new, -1)
+        return output
+
+    def merge(self, node: ir.Node, twin: ir.Node) -> None:
+        """Let ``twin``, which comes first and computes the same, serve the users of ``node``."""
+        for output, other in zip(node.outputs, twin.outputs):
+            if not output.is_graph_output() and not list(output.uses()):
+                continue
+            rename = output.is_graph_output()
+            output.replace_all_uses_with(other, replace_graph_outputs=True)
+            if rename:
+                other.name, output.name = output.name, self.fresh(f"{output.name}_replaced")
+        set_origin(twin, (twin, node))
+        self.remove((node,))
 
     def bypass(self, node: ir.Node, value: ir.Value, *, keep_name: bool = False) -> None:
         """Let the users of the node's first output read ``value``, and remove the node.

@@ -92,6 +92,23 @@ def why_shared(value: ir.Value, reader: ir.Node) -> str:
     return f"({value.name}) is also read by {', '.join(others)}"
 
 
+def replaceable_by(value: ir.Value, other: ir.Value) -> bool:
+    """Whether readers of ``value`` may read ``other``: an output of a graph must be computed there.
+
+    The only thing in the way is a graph output: it cannot become an input, an initializer, a value
+    of an outer graph, or one value with another output.
+    """
+    if not value.is_graph_output():
+        return True
+    maker, own = other.producer(), value.producer()
+    return (
+        maker is not None
+        and own is not None
+        and maker.graph is own.graph
+        and not other.is_graph_output()
+    )
+
+
 def attribute(node: ir.Node, name: str, default: Any) -> Any:
     """The value of an attribute, or the default when it is absent."""
     found = node.attributes.get(name)

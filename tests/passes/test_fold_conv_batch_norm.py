@@ -220,3 +220,69 @@ def test_active_dropout_is_an_error() -> None:
     )
     with pytest.raises(SourceError, match="active Dropout"):
         prepare(model)
+
+
+def product(
+    x: str, y: str, *, bias: str = "", channels: int = 4, before: str = "", k: int = 3
+) -> onnx.ModelProto:
+    """MatMul by [k, channels], an Add when ``bias`` is a shape, and a BatchNormalization."""
+    c = channels
+    declared = f"float[{k},{c}] w, float[{c}] g, float[{c}] beta, float[{c}] m, float[{c}] v"
+    constants: dict[str, object] = {"w": 1, "g": 2, "beta": 4, "m": 5, "v": np.full(c, 0.5)}
+    if bias:
+        declared += f", float{bias} b"
+        constants["b"] = 6
+    add = "a = Add(b, t)" if bias else "a = Identity(t)"
+    text = f"""g (float{x} x, {declared}) => (float{y} y) {{
+        t = MatMul(x, w)
+        {add}
+        {before}
+        y = BatchNormalization(a, g, beta, m, v) }}"""
+    return onnx_model(text if bias else text.replace(add, "").replace("(a,", "(t,"), **constants)
+
+
+def test_products_of_matrices() -> None:
+    check_pass(
+        PASS,
+        fires=[
+            (product("[2,3]", "[2,4]"), 1, ["Gemm"]),
+            (product("[N,3]", "[N,4]"), 1, ["Gemm"]),
+            (product("[2,3]", "[2,4]", bias="[4]"), 1, ["Gemm"]),
+            (product("[2,3]", "[2,4]", bias="[1,4]"), 1, ["Gemm"]),
+            (product("[2,3]", "[2,4]", bias="[1]"), 1, ["Gemm"]),
+            (product("[2,3]", "[2,1]", bias="[1,1]", channels=1), 1, ["Gemm"]),
+        ],
+        ignores=[
+            (product("[2,4,3]", "[2,4,4]"), "the channels of MatMul 'MatMul_t' are axis 2"),
+            (product("[2,4,3]", "[2,4,4]", bias="[4]"), "are axis 2"),
+            (product("[4,3]", "[4,4]", bias="[4,1]"), "is not per channel"),
+        ],
+    )
+
+
+def test_a_product_with_a_bias_that_raises_the_rank_is_refused() -> None:
+    text = """g (float[2,3] x, float[3,4] w, float[1,2,4] b, float[2] g, float[2] v)
+        => (float[1,2,4] y) {
+        t = MatMul(x, w)
+        a = Add(t, b)
+        y = BatchNormalization(a, g, g, g, v) }"""
+    model = onnx_model(text, w=1, b=2, g=3, v=np.ones(2))
+    check_pass(PASS, ignores=[(model, "is not per channel")])
+
+
+def test_a_product_of_two_computed_values_is_no_layer() -> None:
+    text = """g (float[2,3] x, float[3,4] w, float[4] g, float[4] v) => (float[2,4] y) {
+        n = Neg(w)
+        t = MatMul(x, n)
+        y = BatchNormalization(t, g, g, g, v) }"""
+    check_pass(PASS, ignores=[(onnx_model(text, g=1, v=np.ones(4)), "not the output of Conv")])
+
+
+def test_double_precision_stays_double() -> None:
+    text = """g (double[1,2,3,3] x, double[2,2,1,1] w, double[2] g, double[2] v)
+        => (double[1,2,3,3] y) {
+        t = Conv(x, w)
+        y = BatchNormalization(t, g, g, g, v) }"""
+    done = apply(PASS, onnx_model(text, w=1, g=[1.0, 0.1], v=[0.3, 1.0]), numbers=False)
+    assert done.ops == ["Conv"]
+    assert done.constant("w").dtype == done.constant("w_bias").dtype == np.float64
