@@ -27,7 +27,8 @@ from typing import TYPE_CHECKING, Any
 from edgefuse.artifact import digest_bytes, digest_file, digest_json
 from edgefuse.errors import RecipeError, SourceError, StoreError
 from edgefuse.fetch import local_path
-from edgefuse.recipe import Blob, LocalFile, Recipe, Section, TorchModel
+from edgefuse.recipe import Blob, LocalFile, Recipe, TorchModel
+from edgefuse.section import Section
 from edgefuse.store import default_root, write_changed
 
 if TYPE_CHECKING:

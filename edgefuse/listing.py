@@ -21,7 +21,8 @@ from pydantic import Field, field_validator, model_validator
 from edgefuse import pictures
 from edgefuse.artifact import digest_file
 from edgefuse.errors import DataError, StoreError
-from edgefuse.recipe import SHA256, Blob, Section, Split
+from edgefuse.recipe import Blob, Split
+from edgefuse.section import SHA256, Section
 from edgefuse.store import write_atomically
 from edgefuse.yaml_file import load
 

@@ -5,32 +5,15 @@ A recipe is plain data. ``load`` (in :mod:`edgefuse.yaml_file`) turns a file int
 Schema (``edgefuse schema``) and ``configs/README.md`` are generated from them.
 """
 
-import difflib
 import re
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    field_validator,
-    model_validator,
-)
+from pydantic import ConfigDict, Field, field_validator, model_validator
 from typing_extensions import Self
 
-SHA256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$", description="SHA-256, 64 hex digits.")]
-NAME = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
-
-
-def _fraction(value: Any) -> Any:
-    """Accept ``1/255`` beside a plain number."""
-    if isinstance(value, str) and (m := re.fullmatch(r"\s*([\d.]+)\s*/\s*([\d.]+)\s*", value)):
-        if float(m[2]) == 0.0:
-            raise ValueError("division by zero")
-        return float(m[1]) / float(m[2])
-    return value
+from edgefuse.recipe_fusion import Contract, Fuse
+from edgefuse.recipe_shapes import Shapes, resolve, static_sizes
+from edgefuse.section import NAME, SHA256, Number, Section
 
 
 def _mirror(value: str) -> str:
@@ -41,14 +24,7 @@ def _mirror(value: str) -> str:
     )
 
 
-Number = Annotated[float, BeforeValidator(_fraction)]
 Mirror = Annotated[str, Field(min_length=1)]
-
-
-class Section(BaseModel):
-    """A part of a recipe: immutable, typed, without unknown keys."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, strict=False)
 
 
 class Blob(Section):
@@ -96,6 +72,11 @@ class TensorShape(Section):
         min_length=1, description="Static shape, batch first, in the source model's layout."
     )
     dtype: Literal["float32"] = Field("float32", description="Of the source model's input.")
+
+    @field_validator("shape", mode="before")
+    @classmethod
+    def _static(cls, value: Any) -> Any:
+        return static_sizes(value)
 
 
 class Model(Section):
@@ -234,32 +215,6 @@ class Export(Section):
     max_relative_error: float = Field(1e-4, gt=0, description="Of the largest |output|.")
 
 
-class Fuse(Section):
-    """Graph fusion."""
-
-    skip: tuple[str, ...] = Field((), description="Passes not to run (`edgefuse passes`).")
-    require: dict[str, Annotated[int, Field(gt=0)]] = Field(
-        {}, description="Pass name -> how often it must fire, at least."
-    )
-
-    @field_validator("skip", "require")
-    @classmethod
-    def _known_passes(cls, value: Any) -> Any:
-        known = sorted(p.stem for p in (Path(__file__).parent / "passes").glob("[a-z]*.py"))
-        for name in value:
-            if name not in known:
-                near = difflib.get_close_matches(name, known, n=1)
-                meant = f"; did you mean {near[0]}?" if near else ""
-                raise ValueError(f"no pass is called {name!r}{meant} (passes: {', '.join(known)})")
-        return value
-
-    parity_samples: int = Field(2, gt=0, description="Real samples compared with the unfused.")
-    max_relative_error: float = Field(1e-4, gt=0, description="Of the largest |output|.")
-    fold_size_limit_bytes: int = Field(
-        1 << 22, gt=0, description="Constant folding never makes a larger constant."
-    )
-
-
 class Convert(Section):
     """Fused ONNX to float TFLite."""
 
@@ -384,6 +339,8 @@ class Recipe(Section):
     data: Data
     export: Export = Export()
     fuse: Fuse = Fuse()
+    contract: Contract = Contract()
+    shapes: Shapes | None = None
     convert: Convert = Convert()
     quantize: Quantize = Quantize()
     check: Check = Check()
@@ -394,10 +351,18 @@ class Recipe(Section):
     def _consistent(self) -> Self:
         if self.release and self.model.random_weights:
             raise ValueError("random weights can never be released: set release: false")
+        if self.model.tflite and (self.contract.fused or self.fuse.skip):
+            raise ValueError(
+                "a tflite source runs no passes: drop fuse.skip, contract.fused"
+            )
         gates = self.gates
         if self.release and not (gates.accuracy and gates.memory and gates.latency):
             raise ValueError("a released recipe needs all gates: accuracy, memory, latency")
         sets = [self.data.calibration, self.data.evaluation, self.data.report]
         if self.preprocess is None and any(s and not s.arrays for s in sets):
             raise ValueError("picture data needs a preprocess section")
+        if self.shapes is not None:
+            if self.model.tflite is not None:
+                raise ValueError("shapes needs a graph to plan: a .tflite file has one shape")
+            resolve(self.shapes.buckets, self.model.inputs)
         return self

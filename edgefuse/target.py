@@ -16,8 +16,35 @@ from typing import Literal
 from pydantic import Field
 
 from edgefuse.errors import RecipeError
-from edgefuse.recipe import NAME, Section
+from edgefuse.section import NAME, Section
 from edgefuse.yaml_file import load
+
+
+class Figure(Section):
+    """One figure of a machine."""
+
+    value: float = Field(gt=0, description="In the unit of its key.")
+    source: str = Field(
+        min_length=1, description="How it was obtained: by which command, or from which data sheet."
+    )
+
+
+class MachineBalance(Section):
+    """What the machine can do, for predictions of the cost model; each figure with its source."""
+
+    launch_us: Figure = Field(description="Time to start one kernel after another.")
+    bytes_per_s: Figure = Field(description="To and from memory.")
+    flops_per_s: Figure = Field(
+        description="Of dense convolutions and matrix products in float32; a multiplication with "
+        "its addition is 2."
+    )
+    vector_flops_per_s: Figure | None = Field(
+        None, description="Of everything else; null: as flops_per_s."
+    )
+    int8_ops_per_s: Figure | None = Field(None, description="As flops_per_s, of int8.")
+    parallel_tiles: Figure | None = Field(
+        None, description="Cores, or multiprocessors of a GPU; null: 1."
+    )
 
 
 class Target(Section):
@@ -33,6 +60,11 @@ class Target(Section):
         "reference: bit-identical on every CPU.",
     )
     threads: int = Field(1, ge=1, le=64, description="Interpreter threads.")
+    balance: MachineBalance | Literal["measured"] | None = Field(
+        None,
+        description="What the machine can do; measured: on this machine, once. Without it nothing "
+        "that depends on the machine's speed is predicted.",
+    )
     install_path: str | None = Field(
         None, min_length=1, description="Where `edgefuse push` installs; ${VARIABLES} ok."
     )

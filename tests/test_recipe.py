@@ -12,7 +12,6 @@ from pydantic import ValidationError
 from edgefuse.recipe import (
     AccuracyGate,
     Blob,
-    Fuse,
     LatencyGate,
     MemoryGate,
     Model,
@@ -22,6 +21,7 @@ from edgefuse.recipe import (
     Split,
     TorchModel,
 )
+from edgefuse.recipe_fusion import Contract, Fuse
 from edgefuse.target import list_targets, load_target
 from edgefuse.yaml_file import load
 
@@ -86,8 +86,15 @@ def test_a_recipe_is_frozen() -> None:
         (LatencyGate, {}, "a gate without a threshold"),
         (LatencyGate, {"max_ratio_without_int8_dot": 2, "max_p90_ms": 3}, "needs max_ratio"),
         (Fuse, {"skip": ["fold_conv_batchnorm"]}, "did you mean fold_conv_batch_norm?"),
-        (Fuse, {"require": {"nothing_near": 1}}, "no pass is called 'nothing_near' (passes: fold"),
-        (Fuse, {"require": {"fold_constants": 0}}, "greater than 0"),
+        (
+            Contract,
+            {"fused": {"nothing_near": 1}},
+            "no pass is called 'nothing_near' (passes",
+        ),
+        (Contract, {"fused": {"fold_constants": 0}}, "greater than 0"),
+        (Contract, {"operators": {"conv_2d": 1}}, "pattern"),
+        (Contract, {"operators": {"CONV_2D": -1}}, "greater than or equal to 0"),
+        (Contract, {"max_float_operators": -1}, "greater than or equal to 0"),
     ],
 )
 def test_refused(kind: Any, fields: dict[str, Any], said: str) -> None:

@@ -1,7 +1,8 @@
 """The fusion contract on the int8 file: nothing float, nothing lost on the way from ONNX.
 
 Every fused group must be one int8 operator with its activation fused, found by the value of its
-weights; every tensor must be integer; inputs and outputs must be the source's, by name.
+weights; every tensor must be integer; inputs and outputs must be the source's, by name; and what
+the recipe's ``contract`` promises must hold. A broken contract ends with exit code 1.
 """
 
 from __future__ import annotations
@@ -9,20 +10,23 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edgefuse.artifact import Artifact, Product
-from edgefuse.errors import StageError
+from edgefuse.errors import GateFailed, StageError
 from edgefuse.recipe import Recipe
 from edgefuse.stage import Context, stage
+
+if TYPE_CHECKING:
+    from edgefuse.tflite.contract import Row
 
 
 @stage(
     name="check",
     summary="the int8 file holds what was fused, and nothing float",
     file_name="{name}_contract.json",
-    inputs=("fuse", "convert", "quantize"),
-    sections=("model.inputs", "check", "quantize"),
+    inputs=("fuse", "convert", "quantize", "trace"),
+    sections=("model.inputs", "check", "contract", "quantize"),
     tools=("ai-edge-litert", "onnx", "onnx-ir", "numpy"),
 )
 def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Product:
@@ -44,27 +48,21 @@ def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Pro
         )
     context.progress(2, 3, "fused groups")
     rows = _contract(inputs, float_model, int8_model)
-    broken = [row for row in rows if not row["ok"]]
-    if broken and recipe.check.fused_activations == "required":
-        first = broken[0]
-        raise StageError(
-            f"{len(broken)} fused groups were lost on the way to TFLite; the first: "
-            f"{first['group']} ({first['module'] or 'no module'}): {first['reason']}",
-            hint="set check.fused_activations: reported to ship it all the same",
-        )
+    _judge_groups(rows, recipe)
+    _judge_contract(inputs, rows, int8_model, recipe)
     counts = int8_model.operator_counts()
     document = {
         "operators": counts,
-        "contract": rows,
+        "contract": [_as_json(row) for row in rows],
         "permit_float": list(recipe.check.permit_float),
     }
     path = context.work / context.file_name
     path.write_text(json.dumps(document, sort_keys=True, indent=1))
     evidence = {
         "operators_tflite": counts,
-        "contract": rows,
+        "contract": document["contract"],
         "summary": f"{len(int8_model.operators)} int8 operators, "
-        f"{sum(r['ok'] for r in rows)} of {len(rows)} fused groups kept",
+        f"{sum(row.ok for row in rows)} of {len(rows)} fused groups kept",
     }
     return Product("verdict", path, evidence=evidence)
 
@@ -89,14 +87,53 @@ def _check_signature(float_model: Artifact, int8_model: Artifact, recipe: Recipe
                 raise StageError(f"{spec.name!r} is int8 without a scale")
 
 
-def _contract(
-    inputs: Mapping[str, Artifact], float_model: Any, int8_model: Any
-) -> list[dict[str, Any]]:
+def _contract(inputs: Mapping[str, Artifact], float_model: Any, int8_model: Any) -> list[Row]:
     if "fuse" not in inputs:
         return []
     from edgefuse.graph.group import groups
     from edgefuse.tflite.contract import check_contract
 
     listed = [group for group in groups(inputs["fuse"].path) if group.weight is not None]
-    rows = check_contract(float_model, int8_model, listed)
-    return [{**asdict(row), "operator": row.operator} for row in rows]
+    return list(check_contract(float_model, int8_model, listed))
+
+
+def _as_json(row: Row) -> dict[str, Any]:
+    return {**asdict(row), "operator": row.operator}
+
+
+def _judge_groups(rows: list[Row], recipe: Recipe) -> None:
+    """Raise when a group was lost, unless the recipe only wants that reported."""
+    from edgefuse.tflite.breach import HOPS
+
+    broken = [row for row in rows if not row.ok]
+    if broken and recipe.check.fused_activations == "required":
+        first = broken[0]
+        raise GateFailed(
+            f"{len(broken)} fused groups were lost on the way to TFLite; the first: "
+            f"{first.group} (module {first.module or '(none)'}), lost at {HOPS[first.hop]}: "
+            f"{first.reason}",
+            hint="set check.fused_activations: reported to ship it all the same",
+        )
+
+
+def _judge_contract(
+    inputs: Mapping[str, Artifact], rows: list[Row], int8_model: Any, recipe: Recipe
+) -> None:
+    from edgefuse.tflite.breach import breaches, told
+
+    nodes = inputs["trace"].evidence["trace"]["nodes"] if "trace" in inputs else []
+    found = breaches(
+        recipe.contract,
+        ledger=inputs["fuse"].evidence["ledger"] if "fuse" in inputs else [],
+        rows=rows,
+        landed={node["node"]: node["ends_in"] for node in nodes},
+        counts=int8_model.operator_counts(),
+        float_operators=len(int8_model.float_operators()),
+    )
+    if found:
+        raise GateFailed(
+            f"the contract is broken: {told(found)}",
+            hint=next((b.remedy for b in found if b.remedy), "change the model, or the contract")
+            + "; `edgefuse explain` shows every fusion and where it ended",
+            where=found[0].key,
+        )

@@ -63,7 +63,8 @@ class Row:
     """What became of one group. ``reason`` is empty when there is nothing to say.
 
     ``float_operator`` and ``int8_operator`` are indices, -1 when not found; ``float_add`` and
-    ``int8_add`` likewise, the ADD of a residual, -1 for groups without one.
+    ``int8_add`` likewise, the ADD of a residual, -1 for groups without one. ``hop`` is the stage
+    that lost it, ``convert`` or ``quantize``; empty when ``ok``.
     """
 
     group: str
@@ -78,6 +79,7 @@ class Row:
     reason: str
     float_add: int = -1
     int8_add: int = -1
+    hop: str = ""
 
     @property
     def operator(self) -> str:
@@ -241,7 +243,19 @@ def _row(
 ) -> Row:
     if float_op is None:
         reason = "no operator of the float file holds these weights"
-        return Row(group.name, group.module, -1, "", -1, "", group.activation, "", False, reason)
+        return Row(
+            group.name,
+            group.module,
+            -1,
+            "",
+            -1,
+            "",
+            group.activation,
+            "",
+            False,
+            reason,
+            hop="convert",
+        )
     partner = partners[float_op.index]
     op = partner.operator
     faults = [partner.reason] if partner.reason else []
@@ -276,7 +290,13 @@ def _row(
         reason="; ".join(dict.fromkeys(faults + notes)),
         float_add=float_add.index if float_add else -1,
         int8_add=op_add.index if op_add else -1,
+        hop=_hop(group.activation, float_add or float_op) if faults else "",
     )
+
+
+def _hop(wanted: str, carrier: Operator) -> str:
+    """The stage that lost a group whose weights the float file still held."""
+    return "convert" if wanted in FUSABLE and carrier.activation != wanted else "quantize"
 
 
 def _adding(model: TfliteModel, op: Operator) -> Operator | None:

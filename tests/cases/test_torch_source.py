@@ -61,7 +61,7 @@ def test_case_19_25_28_torch_to_a_bundle(folder: Path) -> None:
     sections = {
         # GELU is one operator from here on.
         "export": {"opset": 20},
-        "fuse": {"require": {"fold_conv_batch_norm": 3, "fuse_residual_add": 1}},
+        "contract": {"fused": {"fold_conv_batch_norm": 3, "fuse_residual_add": 1}},
         "gates": {"accuracy": {"min_sqnr_db": 12, "min_agreement_percent": 50}},
     }
     found = run(write_recipe(folder, "net", model, *data, **sections))

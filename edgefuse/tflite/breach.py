@@ -1,0 +1,131 @@
+"""Breaches of a recipe's contract: what was promised, what the int8 file holds, where it was lost.
+
+A fusion is lost at one of four hops: ``export`` (the exported graph holds no candidate), ``fuse``
+(a pass refused it, or is skipped), ``convert`` (the float file computes it in several operators),
+``quantize`` (the int8 file does).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from edgefuse.recipe_fusion import Contract
+from edgefuse.tflite.contract import Row
+from edgefuse.tflite.inspect import WEIGHTED
+
+HOPS: Mapping[str, str] = {
+    "export": "export: torch to ONNX",
+    "fuse": "fuse: unfused to fused ONNX",
+    "convert": "convert: fused ONNX to float TFLite",
+    "quantize": "quantize: float to int8 TFLite",
+}
+
+
+@dataclass(frozen=True)
+class Breach:
+    """One promise that the final file does not keep.
+
+    Attributes:
+        key: the contract's key, dotted.
+        found, promised: how many there are, and should be.
+        module: torch module of what was lost; empty when no one place is to blame.
+        hop: a key of :data:`HOPS`; empty when no one place is to blame.
+        reason, remedy: as for users; the remedy may be empty.
+    """
+
+    key: str
+    found: int
+    promised: int
+    module: str = ""
+    hop: str = ""
+    reason: str = ""
+    remedy: str = ""
+
+    def __str__(self) -> str:
+        text = f"{self.key} is {self.found}, the contract says {self.promised}"
+        if not self.hop:
+            return text
+        return f"{text}: {self.module or '(no module)'} was lost at {HOPS[self.hop]}: {self.reason}"
+
+
+def told(found: Sequence[Breach]) -> str:
+    """All breaches in words: the first of each key, and how many more there are of it."""
+    by_key: dict[str, list[Breach]] = {}
+    for breach in found:
+        by_key.setdefault(breach.key, []).append(breach)
+    return "; ".join(
+        f"{same[0]}" + (f" (and {len(same) - 1} more)" if len(same) > 1 else "")
+        for same in by_key.values()
+    )
+
+
+def breaches(
+    contract: Contract,
+    *,
+    ledger: Sequence[Mapping[str, Any]],
+    rows: Iterable[Row],
+    landed: Mapping[str, Sequence[str]],
+    counts: Mapping[str, int],
+    float_operators: int,
+) -> list[Breach]:
+    """Every breach, in the contract's order.
+
+    Args:
+        ledger: of the fuse stage, as JSON.
+        rows: of :func:`edgefuse.tflite.contract.check_contract`.
+        landed: labels of int8 operators by node of the fused graph, from the trace.
+        counts: int8 operators by code.
+        float_operators: how many of them compute in float.
+    """
+    judged = {row.group: row for row in rows}
+    found = [
+        b
+        for name, least in contract.fused.items()
+        for b in _fused(name, least, ledger, judged, landed)
+    ]
+    for code, wanted in contract.operators.items():
+        if (held := counts.get(code, 0)) != wanted:
+            found.append(Breach(f"contract.operators.{code}", held, wanted))
+    most = contract.max_float_operators
+    if most is not None and float_operators > most:
+        found.append(Breach("contract.max_float_operators", float_operators, most))
+    return found
+
+
+def _fused(
+    name: str,
+    least: int,
+    ledger: Sequence[Mapping[str, Any]],
+    judged: Mapping[str, Row],
+    landed: Mapping[str, Sequence[str]],
+) -> Iterator[Breach]:
+    entries = [e for e in ledger if e["pass"] == name]
+    fired = [e for e in entries if e["status"] == "fired"]
+    lost = [b for e in fired if (b := _lost(e, judged, landed)) is not None]
+    kept = len(fired) - len(lost)
+    if kept >= least:
+        return
+    refused = [
+        (str(e["module"]), "fuse", str(e["reason"]), str(e["remedy"]))
+        for e in entries
+        if e["status"] == "refused"
+    ]
+    reasons = lost + refused or [("", "export", "the exported graph holds no candidate", "")]
+    for module, hop, reason, remedy in reasons:
+        yield Breach(f"contract.fused.{name}", kept, least, module, hop, reason, remedy)
+
+
+def _lost(
+    entry: Mapping[str, Any], judged: Mapping[str, Row], landed: Mapping[str, Sequence[str]]
+) -> tuple[str, str, str, str] | None:
+    """Module, hop, reason and remedy of a fusion that was lost on the way to TFLite."""
+    node, module = str(entry["node"]), str(entry["module"])
+    if (row := judged.get(node)) is not None:
+        return None if row.ok else (module, row.hop, row.reason, "")
+    operators = landed.get(node, ())
+    weighted = any(label.split("#")[0] in WEIGHTED for label in operators)
+    if entry["level"] == "kernel" or weighted or not node:
+        return None
+    return module, "convert", f"no operator of the float file computes what {node!r} does", ""
