@@ -10,11 +10,12 @@ known; :mod:`edgefuse.graph.reproduce` cuts that out of the model and saves it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from edgefuse.errors import EdgefuseError, ParityError, StageError
-from edgefuse.graph.normalise import prepare
+from edgefuse.graph.normalise import drop_dead, prepare
 from edgefuse.graph.pipeline import run_passes
 from edgefuse.graph.rule import Context, Match, Pass, Verdict
 from edgefuse.graph.snapshot import Snapshot
@@ -189,7 +190,9 @@ def replayed(
     """The graph after so many applications of a pass to ``state``."""
     model = prepare(state.whole())
     watched = Watched(entry, limit=applications).entry
-    run_passes(model, passes=[watched], fold_size_limit_bytes=fold_size_limit_bytes)
+    with suppress(StageError):  # a pass without an end: stopped at the same application
+        run_passes(model, passes=[watched], fold_size_limit_bytes=fold_size_limit_bytes)
+    drop_dead(model)
     return Snapshot.of(model)
 
 
