@@ -88,6 +88,48 @@ def run(
 
 
 @app.command()
+def compare(
+    recipe: RecipeArgument,
+    names: Annotated[list[str], typer.Option("--row", help="Only this row; may be repeated.")] = [],  # noqa: B006
+    rounds: Annotated[int, typer.Option(min=1, help="Bursts of each row.")] = 15,
+    invokes: Annotated[int, typer.Option(min=1, help="Timed invocations a burst.")] = 5,
+    settings: SetOption = [],  # noqa: B006
+    out: Annotated[
+        Path | None, typer.Option(help="Output folder; build/<recipe>/compare/ if absent.")
+    ] = None,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+    verbose: VerboseOption = False,
+) -> None:
+    """Time the model in other toolchains beside edgefuse's, in turns, one thread each."""
+    from edgefuse.command_compare import compare_recipe
+
+    document, folder = compare_recipe(
+        recipe,
+        settings=settings,
+        names=names,
+        rounds=rounds,
+        invokes=invokes,
+        out=out,
+        quiet=quiet or as_json,
+        verbose=verbose,
+        command=_command_line(),
+    )
+    if as_json:
+        _print(json.dumps(document, indent=1))
+    elif not quiet:
+        from edgefuse.report.comparison import comparison_table
+
+        encoding = sys.stdout.encoding or "ascii"
+        paths = [str(folder / "compare.html")]
+        _print(comparison_table(document, encoding=encoding, paths=paths))
+    failed = [row["name"] for row in document["rows"] if row["status"] == "error"]
+    if failed:
+        _say(f"edgefuse: rows failed: {', '.join(failed)}\n  logs: {folder / 'logs'}")
+        raise typer.Exit(document["exit_code"])
+
+
+@app.command()
 def release(
     recipes: Annotated[
         list[Path], typer.Argument(help="Recipes; those with release: true are built.")

@@ -13,9 +13,6 @@ early still has a page.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import cache
-from importlib import resources
-from string import Template
 from typing import Any
 
 from edgefuse.errors import EXIT_CODES
@@ -46,6 +43,7 @@ from edgefuse.report.cells import (
     tiny,
     tone,
 )
+from edgefuse.report.page import page
 from edgefuse.report.table import part, rows, summary_sentences
 from edgefuse.report.units import DASH, count, finite, plural
 
@@ -56,30 +54,6 @@ _HEADLINES = {
     "error": "stopped on an error",
     "incomplete": "is incomplete",
 }
-_PAGE = Template("""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy"
- content="default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<link rel="icon" href="data:,">
-<title>$title</title>
-<style>
-$style</style>
-</head>
-<body>
-<main>
-$body</main>
-</body>
-</html>
-""")
-
-
-@cache
-def _style() -> str:
-    return resources.files("edgefuse.report").joinpath("style.css").read_text(encoding="utf-8")
 
 
 def _gates(report: Row) -> str:
@@ -373,4 +347,4 @@ def render(report: Mapping[str, Any]) -> str:
     absent = [title for title, content in sections.items() if not content and title != "Warnings"]
     body += f"<footer>Not in this report: {'; '.join(absent)}.</footer>\n" if absent else ""
     title = f"{report.get('verdict') or 'incomplete'}: {report.get('recipe') or 'unnamed recipe'}"
-    return _PAGE.substitute(title=text(title), style=_style(), body=body)
+    return page(title, body)

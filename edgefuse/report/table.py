@@ -9,7 +9,7 @@ fusion, the verdict. It holds no more than a terminal of 100 columns can show; t
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from edgefuse.report.units import (
@@ -113,7 +113,7 @@ def _cut(text: str, width: int, ellipsis: str) -> str:
     return (text.rstrip() + ellipsis)[:width]
 
 
-def _wrap(text: str, width: int, indent: str, ellipsis: str) -> list[str]:
+def wrapped(text: str, width: int, indent: str, ellipsis: str) -> list[str]:
     lines = [""]
     for word in text.split():
         start = indent if len(lines) > 1 else ""
@@ -127,7 +127,7 @@ def _wrap(text: str, width: int, indent: str, ellipsis: str) -> list[str]:
     return lines
 
 
-def _columns(
+def padded_columns(
     table: Sequence[Sequence[str]], right: Iterable[int], width: int, ellipsis: str
 ) -> list[list[str]]:
     """Pads every column to its widest cell; the widest columns give way until all fit."""
@@ -143,6 +143,20 @@ def _columns(
             [g + c if i in numeric else c + g for i, (c, g) in enumerate(zip(cells, gaps))]
         )
     return padded
+
+
+def spelling(encoding: str) -> tuple[Callable[[Any], str], str]:
+    """How a value is printed on a stream of this encoding, and the ellipsis there; anything but
+    UTF-8 gets plain ASCII."""
+    ascii_only = encoding.lower().replace("-", "").replace("_", "") not in ("utf8", "utf8sig")
+
+    def shown(value: Any) -> str:
+        text = printable(value)
+        if ascii_only:
+            text = "".join(_ASCII.get(c, c) for c in text).encode("ascii", "replace").decode()
+        return text
+
+    return shown, "..." if ascii_only else "…"
 
 
 def verdict_table(
@@ -166,21 +180,14 @@ def verdict_table(
         Lines no wider than ``width``, ending with a newline.
     """
     width = max(40, min(width, MAX_WIDTH))
-    ascii_only = encoding.lower().replace("-", "").replace("_", "") not in ("utf8", "utf8sig")
-    ellipsis = "..." if ascii_only else "…"
-
-    def shown(value: Any) -> str:
-        text = printable(value)
-        if ascii_only:
-            text = "".join(_ASCII.get(c, c) for c in text).encode("ascii", "replace").decode()
-        return text
+    shown, ellipsis = spelling(encoding)
 
     def tinted(padded: str) -> str:
         code = _COLOURS.get(padded.strip())
         return f"\x1b[{code}m{padded}\x1b[0m" if colour and code else padded
 
     def laid_out(table: list[list[Any]], right: Iterable[int], tint: int) -> list[str]:
-        cells = _columns([[shown(c) for c in row] for row in table], right, width, ellipsis)
+        cells = padded_columns([[shown(c) for c in row] for row in table], right, width, ellipsis)
         return [
             "  ".join(tinted(c) if i == tint else c for i, c in enumerate(row)).rstrip()
             for row in cells
@@ -211,16 +218,16 @@ def verdict_table(
     sentence = fusion_sentence(part(report, "fusion"))
     if sentence:
         more = " (see report.html)" if not sentence.endswith(" 0 candidates refused") else ""
-        notes += _wrap(shown(f"fusion: {sentence}{more}"), width, "  ", ellipsis)
+        notes += wrapped(shown(f"fusion: {sentence}{more}"), width, "  ", ellipsis)
     for warning in report.get("warnings") or ():
-        notes += _wrap(shown(f"warning: {warning}"), width, "  ", ellipsis)
+        notes += wrapped(shown(f"warning: {warning}"), width, "  ", ellipsis)
     error = part(report, "error")
     if error:
         place = f"{error['where']}: " if error.get("where") else ""
         message = f"{error.get('kind') or 'error'}: {place}{error.get('message') or ''}"
-        notes += _wrap(shown(message), width, "  ", ellipsis)
+        notes += wrapped(shown(message), width, "  ", ellipsis)
         if error.get("hint"):
-            notes += _wrap(shown(f"  hint: {error['hint']}"), width, "  ", ellipsis)
+            notes += wrapped(shown(f"  hint: {error['hint']}"), width, "  ", ellipsis)
     if notes:
         blocks.append(notes)
 
@@ -230,7 +237,7 @@ def verdict_table(
     name = shown(report.get("recipe") or "unnamed recipe")
     target = f" on {shown(report['target'])}" if report.get("target") else ""
     last = f"{verdict}: {name}{target}{f' -> {places}' if places else ''}"
-    ending = _wrap(last, width, "  ", ellipsis)
+    ending = wrapped(last, width, "  ", ellipsis)
     if ending[0].startswith(f"{verdict}:"):
         ending[0] = tinted(verdict) + ending[0][len(verdict) :]
     blocks.append(ending)

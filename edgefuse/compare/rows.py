@@ -1,0 +1,113 @@
+"""The rows of a comparison: which toolchains there are, in the order they are shown."""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from edgefuse.errors import UsageError
+
+Family = Literal["torch", "onnxruntime", "openvino", "tensorflow", "litert"]
+Reads = Literal["torch", "unfused", "fused", "float", "int8"]
+EAGER = "eager"
+_OURS = "edgefuse ONNX in onnxruntime"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One toolchain, or one setting of it.
+
+    Attributes:
+        name: what ``--row`` takes and JSON says.
+        title: for people.
+        family: the module of this package that runs it, and the package that it needs.
+        variant: what that module is to do.
+        reads: the model it starts from: the module itself, the unfused or the fused ONNX graph,
+            the float or the int8 .tflite.
+        ours: whether edgefuse fused what is run.
+        slow: preparing it takes long, so it starts first.
+    """
+
+    name: str
+    title: str
+    family: Family
+    variant: str
+    reads: Reads
+    ours: bool = False
+    slow: bool = False
+
+
+ROWS = (
+    Row(EAGER, "PyTorch eager", "torch", "eager", "torch"),
+    Row("folded", "PyTorch eager, fused by torch.fx", "torch", "folded", "torch"),
+    Row("torchscript", "TorchScript, frozen and optimised", "torch", "torchscript", "torch"),
+    Row("inductor", "torch.compile (inductor)", "torch", "inductor", "torch", slow=True),
+    Row("onnxruntime_disabled", "onnxruntime, disabled", "onnxruntime", "disabled", "unfused"),
+    Row("onnxruntime_basic", "onnxruntime, basic", "onnxruntime", "basic", "unfused"),
+    Row("onnxruntime_extended", "onnxruntime, extended", "onnxruntime", "extended", "unfused"),
+    Row("onnxruntime_all", "onnxruntime, all", "onnxruntime", "all", "unfused"),
+    Row("openvino", "OpenVINO", "openvino", "default", "unfused"),
+    Row("grappler", "TensorFlow, Grappler", "tensorflow", "grappler", "fused"),
+    Row("xla", "TensorFlow, XLA", "tensorflow", "xla", "fused"),
+    Row("litert_float", "LiteRT float", "litert", "float", "float", ours=True),
+    Row("litert_int8", "LiteRT int8", "litert", "int8", "int8", ours=True),
+    Row("edgefuse_disabled", f"{_OURS}, disabled", "onnxruntime", "disabled", "fused", ours=True),
+    Row("edgefuse_all", f"{_OURS}, all", "onnxruntime", "all", "fused", ours=True),
+)
+
+# Importable package and the remedy when it is missing.
+_PACKAGES: dict[Family, tuple[tuple[str, ...], str]] = {
+    "torch": (("torch",), "pip install 'edgefuse[torch]' -c constraints.txt"),
+    "onnxruntime": (("onnxruntime",), "pip install onnxruntime -c constraints.txt"),
+    "openvino": (("openvino",), "pip install openvino -c constraints.txt"),
+    "tensorflow": (
+        ("tensorflow", "onnx2tf", "tf_keras"),
+        "pip install 'edgefuse[convert]' -c constraints.txt",
+    ),
+    "litert": (("ai_edge_litert",), "pip install ai-edge-litert -c constraints.txt"),
+}
+
+
+def select(names: Sequence[str]) -> tuple[Row, ...]:
+    """The rows of these names, in their own order whatever the order of the names; all for none.
+
+    Raises:
+        UsageError: an unknown name, with the nearest spelling.
+    """
+    known = [row.name for row in ROWS]
+    for name in names:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            raise UsageError(
+                f"--row {name}: no such row",
+                hint=(f"did you mean {near[0]}? " if near else "") + f"rows: {', '.join(known)}",
+            )
+    return tuple(row for row in ROWS if not names or row.name in names)
+
+
+def why_not_installed(row: Row) -> str:
+    """Empty when the row's packages are there; nothing is imported."""
+    packages, remedy = _PACKAGES[row.family]
+    return next((f"not installed: {p} ({remedy})" for p in _missing(packages)), "")
+
+
+def _missing(packages: Sequence[str]) -> Iterator[str]:
+    for package in packages:
+        if importlib.util.find_spec(package) is None:
+            yield package
+
+
+def why_not_from(row: Row, source: str) -> str:
+    """Why a recipe whose source is torch, onnx or tflite has no such row; empty when it has."""
+    needs: dict[Reads, tuple[str, ...]] = {
+        "torch": ("torch",),
+        "unfused": ("torch", "onnx"),
+        "fused": ("torch", "onnx"),
+    }
+    if source in needs.get(row.reads, (source,)):
+        return ""
+    kinds = {"onnx": "an .onnx file", "tflite": "a .tflite file"}
+    return f"the recipe's source is {kinds.get(source, source)}"
