@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from edgefuse.data import SampleSet
 from edgefuse.errors import RecipeError, UsageError
-from edgefuse.keys import blobs_in, differences, key_of, section, static_parts, versions
+from edgefuse.keys import blobs_in, content, differences, key_of, section, static_parts, versions
 from edgefuse.recipe import Blob, Recipe
 from edgefuse.stage import STAGES, Stage
 from edgefuse.store import Damaged, Store
@@ -135,7 +135,8 @@ def parts_of(job: Job, stage: Stage, inputs: Mapping[str, str]) -> dict[str, Any
     }
     if stage.samples:
         parts["tools"] |= versions(("numpy", "pillow"))
-    parts["target"] = {name: getattr(job.target, name) for name in stage.target_fields}
+    fields = {name: getattr(job.target, name) for name in stage.target_fields}
+    parts["target"] = content(fields, job.base)
     if stage.measures:
         parts["machine"] = job.fingerprint()
     return parts

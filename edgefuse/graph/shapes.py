@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 InputShapes = Mapping[str, tuple[int, ...]]
 # The input that holds a target shape, by operator.
 _TARGETS = {"Reshape": 1, "Resize": 3}
-_BAKED = "export the model so that this size follows its input, or leave the bucket out"
+BAKED = "export the model so that this size follows its input, or leave the bucket out"
 
 
 @dataclass(frozen=True, eq=False)
@@ -288,7 +288,7 @@ def _check_complete(model: ir.Model, old: InputShapes, new: InputShapes, where: 
                 raise RecipeError(
                     f"{_place(node)} {held}it cannot make {_shown(result)} of {_shown(operand)} "
                     f"({changed})",
-                    hint=_BAKED,
+                    hint=BAKED,
                     where=where,
                 )
         if all(_static(v) for v in node.outputs if v.name and (v.uses() or v.is_graph_output())):
@@ -297,7 +297,7 @@ def _check_complete(model: ir.Model, old: InputShapes, new: InputShapes, where: 
         raise RecipeError(
             f"{_place(node)} cannot take {taken}, or its result has no fixed shape "
             f"({changed or 'at the exported shapes'})",
-            hint=_BAKED,
+            hint=BAKED,
             where=where,
         )
 
