@@ -12,7 +12,14 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from edgefuse.graph.pointwise import named, regions
+from edgefuse.graph.pointwise import (
+    MAX_READERS,
+    named,
+    regions,
+    regions_before,
+    results_from,
+    running_order,
+)
 from edgefuse.graph.rule import Refusal
 from edgefuse.graph.values import (
     attribute,
@@ -44,7 +51,21 @@ ACTIVATIONS = (
     "Softplus",
     "Softsign",
     "Tanh",
+    "ThresholdedRelu",
 )
+#: What a spelt-out activation is called in the name of a group.
+TITLES = {
+    "GELU": "Gelu",
+    "GELU_TANH": "GeluTanh",
+    "HARDSIGMOID": "HardSigmoid",
+    "HARDSWISH": "HardSwish",
+    "MISH": "Mish",
+    "QUICKGELU": "QuickGelu",
+    "SIGMOID": "Sigmoid",
+    "SILU": "Silu",
+    "SOFTPLUS": "Softplus",
+    "TANH": "Tanh",
+}
 CLIP_INPUTS_SINCE = 11
 LARGEST_FLOAT32 = 3.4e38
 
@@ -141,13 +162,15 @@ class Activation:
     """An activation that reads one value and that nothing else comes between.
 
     Attributes:
-        nodes: its operators in graph order; one, or a spelt-out form.
+        nodes: its operators in the order they run; one, or a spelt-out form.
         kind: RELU, RELU6, RELU_N1_TO_1, CLIP, SILU, GELU, GELU_TANH, HARDSWISH, PRELU, or a single
             operator's name in capitals.
+        title: its part of a group's name: the operator type, or what the operators are together.
     """
 
     nodes: tuple[ir.Node, ...]
     kind: str
+    title: str
 
 
 def activation_after(value: ir.Value, opset: int) -> Activation | Refusal | None:
@@ -160,25 +183,61 @@ def activation_after(value: ir.Value, opset: int) -> Activation | Refusal | None
     spelt = [r for r in regions(value) if len(r.nodes) > 1]
     for region in reversed(spelt):
         if kind := named(region):
-            return Activation(region.nodes, kind)
+            nodes = running_order(region.result, region.nodes)
+            return Activation(nodes, kind, TITLES[kind])
     readers = [u.node for u in value.uses() if u.idx == 0 and u.node.domain == ""]
     single = [n for n in readers if n.op_type in (*ACTIVATIONS, "PRelu")]
     if not single:
-        return None
+        return _spelt_but_shared(value)
     node = single[0]
     if not reads_alone(node, value):
-        producer = value.producer()
-        what = f"the output of {describe(producer)}" if producer else "what it reads"
-        return _refuse(node, f"{what} {why_shared(value, node)}")
+        return _spelt_but_shared(value) or _shared(value, node)
     if node.op_type == "PRelu":
         slope = read(node, 1)
         if slope is None or not is_constant(slope):
             what, remedy = why_not_constant(slope) if slope is not None else ("is missing", "")
             return _refuse(node, f"the slope of {describe(node)} {what}", remedy)
-        return Activation((node,), "PRELU")
+        return Activation((node,), "PRELU", "PRelu")
     bounds = read_bounds(node, opset)
     if isinstance(bounds, Refusal):
         return bounds
     if isinstance(bounds, Bounds):
-        return Activation((node,), bounds_kind(bounds.low, bounds.high))
-    return Activation((node,), node.op_type.upper())
+        return Activation((node,), bounds_kind(bounds.low, bounds.high), str(node.op_type))
+    tanh = node.op_type == "Gelu" and attribute(node, "approximate", "none") == "tanh"
+    return Activation((node,), "GELU_TANH" if tanh else node.op_type.upper(), str(node.op_type))
+
+
+def activation_before(value: ir.Value, opset: int) -> tuple[Activation, ir.Value] | None:
+    """The activation that computes ``value``, and what it alone reads; the longest spelling."""
+    last = value.producer()
+    if last is None or last.domain != "":
+        return None
+    spelt = [r for r in regions_before(value) if len(r.nodes) > 1 and named(r)]
+    sources = [r.source for r in reversed(spelt)]
+    if last.op_type in (*ACTIVATIONS, "PRelu") and last.inputs[0] is not None:
+        sources.append(last.inputs[0])
+    for source in sources:
+        found = activation_after(source, opset)
+        if isinstance(found, Activation) and found.nodes[-1] is last:
+            return found, source
+    return None
+
+
+def _spelt_but_shared(value: ir.Value) -> Refusal | None:
+    """Why a spelt-out activation that reads the value cannot have it for itself."""
+    for use in list(value.uses())[:MAX_READERS]:
+        for result in results_from(use.node):
+            for region in regions_before(result):
+                if region.source is value and len(region.nodes) > 1 and named(region):
+                    return _shared(value, *region.nodes)
+    return None
+
+
+def _shared(value: ir.Value, *nodes: ir.Node) -> Refusal:
+    """The refusal of an activation that does not alone read the value."""
+    producer = value.producer()
+    what = f"the output of {describe(producer)}" if producer else "what it reads"
+    others = sorted({describe(u.node) for u in value.uses() if u.node not in nodes})
+    if value.is_graph_output() or len(nodes) == 1 or not others:
+        return _refuse(nodes[0], f"{what} {why_shared(value, nodes[0])}")
+    return _refuse(nodes[0], f"{what} ({value.name}) is also read by {', '.join(others)}")

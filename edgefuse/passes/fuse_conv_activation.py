@@ -7,9 +7,10 @@ Rewrite: act(Conv(x, w, b)) = edgefuse.Conv<Act>(x, w, b, ...).
 
 Scope: Conv or ConvTranspose of any rank whose result the activation alone reads: Relu, Clip with
 constant bounds, PRelu with a constant slope, any other activation operator, and the forms that
-exporters spell out (SiLU, GELU, HardSwish, Mish). Whether a target's runtime fuses the activation
-too is for the fusion contract to check. Left alone: bounds or slopes that are computed or that a
-caller may override, a result that something else reads too.
+exporters spell out (SiLU, GELU with erf or tanh, HardSwish, HardSigmoid, Mish). The group is called
+after what it computes: ConvGelu. Whether a target's runtime fuses the activation too is for the
+fusion contract to check. Left alone: bounds or slopes that are computed or that a caller may
+override, a result that something else reads too.
 """
 
 from __future__ import annotations
@@ -30,11 +31,12 @@ def match(node: ir.Node, context: Context) -> Verdict:
     found = activation_after(node.outputs[0], context.opset)
     if found is None or isinstance(found, Refusal):
         return found
-    return Match((node, *found.nodes), {"activation": found.kind})
+    name = f"{node.op_type}{found.title}"
+    return Match((node, *found.nodes), {"activation": found.kind, "name": name})
 
 
 def rewrite(found: Match, builder: GraphBuilder) -> None:
-    fuse_nodes(builder, found.nodes, activation=found.data["activation"])
+    fuse_nodes(builder, found.nodes, name=found.data["name"], activation=found.data["activation"])
 
 
 PASS = PASSES.add(

@@ -34,7 +34,12 @@ CASES = [
     ("HardSigmoid <beta = 0.4> (t)", 18, "ConvHardSigmoid"),
     ("HardSwish(t)", 18, "ConvHardSwish"),
     ("Sigmoid(t)", 18, "ConvSigmoid"),
+    ("Gelu(t)", 20, "ConvGelu"),
     ('Gelu <approximate = "tanh"> (t)', 20, "ConvGelu"),
+    ("Tanh(t)", 18, "ConvTanh"),
+    ("Mish(t)", 18, "ConvMish"),
+    ("Elu <alpha = 0.7> (t)", 18, "ConvElu"),
+    ("Softplus(t)", 18, "ConvSoftplus"),
 ]
 
 
@@ -140,35 +145,94 @@ def test_names_of_the_body_may_be_taken_outside() -> None:
     compare(model, plain, [seeded_feed(model, seed=3)], max_relative_error=0.0)
 
 
-@pytest.mark.parametrize(
-    ("tail", "kind", "ops"),
-    [
-        ("s = Sigmoid(t) y = Mul(t, s)", "SILU", "ConvSigmoidMul"),
-        ("s = Sigmoid(t) y = Mul(s, t)", "SILU", "ConvSigmoidMul"),
-        ("s = HardSigmoid <alpha = 0.16666667> (t) y = Mul(s, t)",
-         "HARDSWISH", "ConvHardSigmoidMul"),
-        ("a = Add(t, three) c = Clip(a, lo, six) m = Mul(t, c) y = Div(m, six)",
-         "HARDSWISH", "ConvAddClipMulDiv"),
-        ("p = Softplus(t) h = Tanh(p) y = Mul(t, h)", "MISH", "ConvSoftplusTanhMul"),
-        ("d = Div(t, root) e = Erf(d) o = Add(e, one) m = Mul(t, o) y = Mul(m, half)", "GELU",
-         "ConvDivErfAddMulMul"),
-        ("d = Div(t, root) e = Erf(d) o = Add(one, e) h = Mul(half, t) y = Mul(o, h)", "GELU",
-         "ConvDivErfAddMulMul"),
-    ],
-)  # fmt: skip
-def test_spelt_out_activations(tail: str, kind: str, ops: str) -> None:
-    model = onnx_model(
-        f"""g (float[1,4,3,3] x, float[4,4,1,1] w, float three, float lo, float six, float root,
-            float one, float half) => (float[1,4,3,3] y) {{
-        t = Conv(x, w)
+SPELT = [
+    ("s = Sigmoid(t) y = Mul(t, s)", "SILU", "ConvSilu"),
+    ("s = Sigmoid(t) y = Mul(s, t)", "SILU", "ConvSilu"),
+    ("s = HardSigmoid <alpha = 0.16666667> (t) y = Mul(s, t)", "HARDSWISH", "ConvHardSwish"),
+    ("a = Add(t, three) r = Clip(a, lo, six) m = Mul(t, r) y = Div(m, six)", "HARDSWISH",
+     "ConvHardSwish"),
+    ("a = Add(t, three) r = Clip(a, lo, six) y = Div(r, six)", "HARDSIGMOID", "ConvHardSigmoid"),
+    ("p = Softplus(t) h = Tanh(p) y = Mul(t, h)", "MISH", "ConvMish"),
+    ("m = Mul(t, q) s = Sigmoid(m) y = Mul(s, t)", "QUICKGELU", "ConvQuickGelu"),
+    ("d = Div(t, root) e = Erf(d) o = Add(e, one) m = Mul(t, o) y = Mul(m, half)", "GELU",
+     "ConvGelu"),
+    ("d = Div(t, root) e = Erf(d) o = Add(one, e) h = Mul(half, t) y = Mul(o, h)", "GELU",
+     "ConvGelu"),
+    ("p = Pow(t, three) m = Mul(p, c) a = Add(t, m) n = Mul(a, k) h = Tanh(n) o = Add(h, one) "
+     "g = Mul(t, half) y = Mul(g, o)", "GELU_TANH", "ConvGeluTanh"),
+]  # fmt: skip
+
+
+def spelt(tail: str, *, outputs: str = "", layer: str = "Conv") -> onnx.ModelProto:
+    scalars = {"three": 3.0, "lo": 0.0, "six": 6.0, "root": 2.0**0.5, "one": 1.0, "half": 0.5}
+    scalars |= {"q": 1.702, "c": 0.044715, "k": 0.7978845608028654}
+    declared = "".join(f", float {name}" for name in scalars)
+    arrays = {name: np.array(value) for name, value in scalars.items()}
+    return onnx_model(
+        f"""g (float[1,4,3,3] x, float[4,4,1,1] w{declared}) => (float[1,4,3,3] y{outputs}) {{
+        t = {layer}(x, w)
         {tail} }}""",
-        w=1, three=np.array(3.0), lo=np.array(0.0), six=np.array(6.0),
-        root=np.array(2.0**0.5), one=np.array(1.0), half=np.array(0.5),
+        w=1, **arrays,
     )  # fmt: skip
-    done = apply(PASS, model)
-    assert done.ops == [ops]
-    props = {p.key: p.value for p in done.proto.graph.node[0].metadata_props}
-    assert props["edgefuse.activation"] == kind
+
+
+@pytest.mark.parametrize(("tail", "kind", "name"), SPELT)
+def test_spelt_out_activations(tail: str, kind: str, name: str) -> None:
+    for layer in ("Conv", "ConvTranspose"):
+        done = apply(PASS, spelt(tail, layer=layer))
+        assert done.ops == [name.replace("Conv", layer)]
+        props = {p.key: p.value for p in done.proto.graph.node[0].metadata_props}
+        assert props["edgefuse.activation"] == kind
+
+
+@pytest.mark.parametrize("tail", [row[0] for row in SPELT])
+def test_a_spelt_out_activation_that_shares_its_input_is_refused(tail: str) -> None:
+    shared = spelt(f"{tail} z = Neg(t)", outputs=", float[1,4,3,3] z")
+    check_pass(PASS, ignores=[(shared, "the output of Conv 'Conv_t' (t) is also read by Neg")])
+    output = spelt(tail, outputs=", float[1,4,3,3] t")
+    check_pass(PASS, ignores=[(output, "(t) is an output of the graph")])
+
+
+@pytest.mark.parametrize("layer", ["Conv", "ConvTranspose"])
+@pytest.mark.parametrize(("activation", "opset", "name"), CASES)
+def test_every_activation_of_an_output_that_is_read_twice_is_refused(
+    activation: str, opset: int, name: str, layer: str
+) -> None:
+    model = after_conv(activation, opset=opset, layer=layer)
+    extra = onnx.helper.make_node("Neg", ["t"], ["z"])
+    shape = [1, 4, 5, 5] if layer == "ConvTranspose" else [1, 4, 1, 1]
+    model.graph.node.append(extra)
+    model.graph.output.append(onnx.helper.make_tensor_value_info("z", 1, shape))
+    check_pass(
+        PASS, ignores=[(model, f"the output of {layer} '{layer}_t' (t) is also read by Neg")]
+    )
+
+
+def test_kinds_of_single_operators() -> None:
+    kinds = {}
+    for activation, opset, _ in CASES:
+        done = apply(PASS, after_conv(activation, opset=opset), numbers=False)
+        props = {p.key: p.value for p in done.proto.graph.node[0].metadata_props}
+        kinds[activation] = props["edgefuse.activation"]
+    assert kinds["Clip(t, lo, hi)"] == "RELU6" and kinds["Clip(t, lo)"] == "RELU"
+    assert kinds["Clip(t, , hi)"] == "CLIP" and kinds["Clip <max = 6.0> (t)"] == "CLIP"
+    assert kinds["Gelu(t)"] == "GELU" and kinds['Gelu <approximate = "tanh"> (t)'] == "GELU_TANH"
+    assert kinds["HardSwish(t)"] == "HARDSWISH"
+
+
+def test_per_channel_slopes() -> None:
+    def model(slope: str, **options: object) -> onnx.ModelProto:
+        text = f"""g (float[1,4,3,3] x, float[4,4,1,1] w, float[{slope}] s)
+            => (float[1,4,3,3] y) {{
+            t = Conv(x, w)
+            y = PRelu(t, s) }}"""
+        return onnx_model(text, w=1, s=2, **options)  # type: ignore[arg-type]
+
+    check_pass(
+        PASS,
+        fires=[(model("4,1,1"), 1, ["ConvPRelu"]), (model("1"), 1, ["ConvPRelu"])],
+        ignores=[(model("4,1,1", overridable=["s"]), "the slope of PRelu 'PRelu_y' (s) is also")],
+    )
 
 
 def test_an_unknown_function_behind_a_convolution_is_left_alone() -> None:
