@@ -1,8 +1,8 @@
 """The catalogue of passes, read from the passes themselves: summary, algebra, refusals.
 
 Refusals are found by parsing: the sentences given to ``Refusal(...)`` or ``_refuse(...)``, in the
-pass and, when it keeps an answer from there, in :mod:`edgefuse.graph.activation`. What a sentence
-fills in at run time is shown as ``<name>``.
+pass and, when it keeps an answer from there, in the modules that passes share (:data:`_SHARED`).
+What a sentence fills in at run time is shown as ``<name>``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from types import ModuleType
 from edgefuse.graph.pipeline import ordered_passes
 from edgefuse.graph.rule import PHASES, Pass
 
-_SHARED = "edgefuse.graph.activation"
+_SHARED = ("edgefuse.graph.activation", "edgefuse.graph.batch_norm", "edgefuse.graph.fold")
 _TRANSPARENT = ("describe", "list", "str")
 _INTRODUCTION = (
     "Passes run phase by phase; inside a phase, a pass runs after those it names, ties by name. "
@@ -92,14 +92,15 @@ def refusals(module: ModuleType) -> Iterator[str]:
     """The sentences of a pass's refusals."""
     tree = ast.parse(inspect.getsource(module))
     yield from _sentences(tree, module)
-    if _keeps_shared_answer(tree):
-        shared = importlib.import_module(_SHARED)
-        yield from _sentences(ast.parse(inspect.getsource(shared)), shared)
+    for name in _SHARED:
+        if _keeps_shared_answer(tree, name):
+            shared = importlib.import_module(name)
+            yield from _sentences(ast.parse(inspect.getsource(shared)), shared)
 
 
-def _keeps_shared_answer(tree: ast.AST) -> bool:
+def _keeps_shared_answer(tree: ast.AST, module: str) -> bool:
     """Whether the pass keeps what a shared function answers, and so may refuse with it."""
-    imports = (n for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and n.module == _SHARED)
+    imports = (n for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and n.module == module)
     names = {alias.name for node in imports for alias in node.names}
     kept = (n.value for n in ast.walk(tree) if isinstance(n, (ast.Assign, ast.NamedExpr)))
     return any(
