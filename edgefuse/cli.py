@@ -130,6 +130,41 @@ def compare(
 
 
 @app.command()
+def explain(
+    source: Annotated[Path, typer.Argument(help="A recipe, or an .onnx file.")],
+    settings: SetOption = [],  # noqa: B006
+    target: TargetOption = None,
+    node: Annotated[
+        str | None, typer.Option(help="Only what concerns this node or torch module.")
+    ] = None,
+    refused: Annotated[bool, typer.Option("--refused", help="Only what was refused.")] = False,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Tell what fused, what did not and why, and the TFLite operator where each ended."""
+    from edgefuse.command_explain import explain as explained
+
+    document, error = explained(
+        source,
+        settings=settings,
+        target=target,
+        node=node,
+        refused_only=refused,
+        quiet=quiet or as_json,
+    )
+    if as_json:
+        _print(json.dumps(document, indent=1))
+    else:
+        from edgefuse.report.explanation import explanation_text
+
+        encoding = sys.stdout.encoding or "ascii"
+        _print(explanation_text(document, encoding=encoding, refused_only=refused))
+    if error is not None:
+        _say(f"edgefuse: {error}")
+        raise typer.Exit(error.exit_code)
+
+
+@app.command()
 def release(
     recipes: Annotated[
         list[Path], typer.Argument(help="Recipes; those with release: true are built.")

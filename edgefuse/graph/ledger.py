@@ -6,6 +6,7 @@ bytes.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -52,6 +53,12 @@ class LedgerEntry:
             "node": self.node,
             "level": self.level,
         }
+
+    @staticmethod
+    def from_json(entry: Mapping[str, Any]) -> LedgerEntry:
+        """The inverse of :meth:`to_json`."""
+        fields = {key: value for key, value in entry.items() if key not in ("pass", "nodes")}
+        return LedgerEntry(pass_name=entry["pass"], nodes=tuple(entry["nodes"]), **fields)
 
 
 @dataclass(frozen=True)
