@@ -15,8 +15,10 @@ from edgefuse import console as consoles
 from edgefuse.errors import EdgefuseError, SourceError, UsageError
 from edgefuse.fetch import Downloads
 from edgefuse.job import make_job
+from edgefuse.log_file import logged
 from edgefuse.plan import Job, Selection
 from edgefuse.runner import Result, Runner
+from edgefuse.store import Store, default_root
 
 if TYPE_CHECKING:
     from edgefuse.artifact import Artifact
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from edgefuse.graph.advice import Advice
     from edgefuse.graph.cost import Balance
 
+LOG = "explain.log"
 _TIMED_SAMPLES = 8
 _TIMED_INVOKES = 20
 
@@ -82,23 +85,20 @@ def explain(
         )
     if not source.is_file():
         raise UsageError(f"there is no file {source}")
+    job = None if suffix == ".onnx" else make_job(source, settings, target)
+    if job is None and (settings or target):
+        raise UsageError("--set and --target need a recipe, not a model")
+    store = Store(default_root()) if job is None else job.store
     console = consoles.choose(quiet=quiet, verbose=False)
     try:
-        if suffix == ".onnx":
-            if settings or target:
-                raise UsageError("--set and --target need a recipe, not a model")
-            from edgefuse.store import Store, default_root
-
-            with Store(default_root()).work_folder() as work:
-                document, error = _document(_of_model(source, work, console)), None
-        else:
-            job = make_job(source, settings, target)
-            with job.store.work_folder() as work:
-                found = _of_recipe(job, work, console)
-                document, error = _document(found), found.error
+        with store.work_folder() as work, logged(work / LOG, f"explain {source}"):
+            found = (
+                _of_model(source, work, console) if job is None else _of_recipe(job, work, console)
+            )
+            document = _document(found)
     finally:
         console.close()
-    return _narrowed(document, node, refused_only), error
+    return _narrowed(document, node, refused_only), found.error
 
 
 def _of_recipe(job: Job, work: Path, console: Console) -> Fused:
@@ -107,7 +107,7 @@ def _of_recipe(job: Job, work: Path, console: Console) -> Fused:
             "the recipe's source is a .tflite file: no pass of ours ran on it",
             hint="explain a recipe whose source is torch or onnx",
         )
-    published, log = work / "published", work / "explain.log"
+    published, log = work / "published", work / LOG
     published.mkdir()
     downloads = Downloads(job.store.root / "downloads", job.base, console.tell)
     result = Runner(job, Selection(until="trace"), published, console, downloads, log).run()

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +12,12 @@ from edgefuse.errors import UsageError
 from edgefuse.fetch import Downloads
 from edgefuse.job import make_job, output_folder
 from edgefuse.keys import remember_imports
+from edgefuse.log_file import logged
 from edgefuse.plan import Selection, stages_of
 from edgefuse.report import document as documents
 from edgefuse.runner import Runner
 from edgefuse.store import raise_disk_error
 
-_MAX_LOG_BYTES = 10_000_000
 _EVERYTHING = Selection()
 
 
@@ -53,7 +52,7 @@ def run_recipe(
         raise_disk_error(error, folder)
     log_file = (folder / "edgefuse.log").absolute()
     console = consoles.choose(quiet=quiet, verbose=verbose)
-    with _logged(log_file, command):
+    with logged(log_file, command):
 
         def say(text: str) -> None:
             logging.getLogger("edgefuse").info("%s", text)
@@ -65,38 +64,3 @@ def run_recipe(
         documents.write(document, folder)
     remember_imports()
     return document, folder
-
-
-class _LogFile(logging.FileHandler):
-    """A log that falls silent when its disk is full: the run itself reports that."""
-
-    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
-        pass
-
-    def close(self) -> None:
-        with contextlib.suppress(OSError):
-            super().close()
-
-
-@contextlib.contextmanager
-def _logged(path: Path, command: str) -> Iterator[None]:
-    """Log records and Python warnings go to the log file, and nowhere else."""
-    try:
-        if path.is_file() and path.stat().st_size > _MAX_LOG_BYTES:
-            path.unlink()
-        handler = _LogFile(path, encoding="utf-8")
-    except OSError as error:
-        raise_disk_error(error, path)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    root = logging.getLogger()
-    kept = list(root.handlers)
-    root.handlers = [handler]
-    logging.getLogger("edgefuse").setLevel(logging.INFO)
-    logging.captureWarnings(True)
-    logging.getLogger("edgefuse").info("%s", command)
-    try:
-        yield
-    finally:
-        logging.captureWarnings(False)
-        root.handlers = kept
-        handler.close()
