@@ -18,7 +18,7 @@ from types import ModuleType
 from edgefuse.graph.pipeline import ordered_passes
 from edgefuse.graph.rule import PHASES, Pass
 
-_SHARED = ("edgefuse.graph.activation", "edgefuse.graph.batch_norm", "edgefuse.graph.fold")
+_SHARED = tuple(f"edgefuse.graph.{m}" for m in ("activation", "batch_norm", "fold", "padding"))
 _TRANSPARENT = ("describe", "list", "str")
 _INTRODUCTION = (
     "Passes run phase by phase; inside a phase, a pass runs after those it names, ties by name. "
