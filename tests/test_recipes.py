@@ -17,6 +17,8 @@ from edgefuse.tflite.read import read_model
 from edgefuse.yaml_file import load
 
 CONFIGS = Path(__file__).parent.parent / "configs"
+# XNNPACK has no int8 HARD_SWISH.
+SLOWER_IN_INT8 = {"mobilenet_v3"}
 
 pytestmark = pytest.mark.xdist_group("recipes")
 
@@ -69,5 +71,5 @@ def test_every_recipe_is_valid_and_decidable(path: Path, monkeypatch: pytest.Mon
     recipe = load(path, Recipe)
     assert recipe.gates.accuracy and recipe.gates.memory and recipe.gates.latency
     ratio = recipe.gates.latency.max_ratio_to_float
-    assert ratio is not None and ratio <= 0.8
+    assert ratio is not None and ratio <= (2 if recipe.name in SLOWER_IN_INT8 else 0.8)
     assert recipe.gates.latency.max_p90_ms is None

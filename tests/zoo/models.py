@@ -1,7 +1,8 @@
 """Every model of the zoo: how to build it, small for tests or whole, and a recipe for it.
 
 ``MODELS`` is the table. ``build`` gives the module with seeded weights and seeded BatchNorm
-statistics (an untrained BatchNorm is nearly the identity, and folding it proves nothing);
+statistics: an untrained BatchNorm is nearly the identity, so that folding it proves nothing, and
+with PyTorch's own weights what a deep network answers hardly depends on its input.
 ``write_recipe`` saves those weights and writes a recipe that loads them.
 """
 
@@ -146,6 +147,8 @@ def build(model: ZooModel, small: bool = True, seed: int = 0) -> nn.Module:
         **model.arguments(small)
     )
     for part in module.modules():
+        if isinstance(part, nn.Conv2d):
+            nn.init.kaiming_normal_(part.weight, nonlinearity="relu")
         if isinstance(part, nn.BatchNorm2d):
             nn.init.uniform_(part.weight, 0.5, 1.5)
             nn.init.normal_(part.bias, std=0.1)
