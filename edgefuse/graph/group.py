@@ -14,7 +14,7 @@ names, the others' as ``<operator>_<attribute>``. Two structures never share a n
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,11 +44,14 @@ class Group:
         module: torch module path of the first one; empty when unknown.
         weight: the constant weight of its Conv, ConvTranspose, Gemm or MatMul, ONNX layout; None
             if computed, or if it has no such operator.
-        bias: the constant third input of that operator; None when there is none.
+        bias: the constant third input of that operator, for MatMul what the Add behind it adds to
+            each row; None when there is none.
         activation: NONE, RELU, RELU6, RELU_N1_TO_1, CLIP, SILU, GELU, or an operator's name in
             capitals; it applies to the result of the operator before it in ``ops`` (the Add of a
             residual).
         output: name of the output value.
+        residual: place in ``ops`` of the Add of a residual; -1 when there is none. Where it is the
+            last one, the activation comes before it.
     """
 
     name: str
@@ -61,6 +64,7 @@ class Group:
     bias: Array | None
     activation: str
     output: str
+    residual: int = -1
 
 
 def fuse_nodes(
@@ -132,10 +136,36 @@ def _group(node: ir.Node, function: ir.Function) -> Group:
         original_ops=tuple(original_ops),
         module=module_path(node),
         weight=operand(1),
-        bias=operand(2),
+        bias=_added_to_rows(layer, given) if _is_matmul(layer) else operand(2),
         activation=node.metadata_props.get(ACTIVATION_KEY, "NONE"),
         output=str(node.outputs[0].name),
+        residual=-1 if layer is None else _residual(function, given),
     )
+
+
+def _is_matmul(layer: ir.Node | None) -> bool:
+    return layer is not None and layer.op_type == "MatMul"
+
+
+def _added_to_rows(layer: ir.Node, given: Mapping[str, ir.Value | None]) -> Array | None:
+    """The bias [N] or [1, N] of a MatMul in a function's body; ``given``: the caller's inputs."""
+    readers = [use.node for use in layer.outputs[0].uses()]
+    if len(readers) != 1 or readers[0].op_type != "Add":
+        return None
+    added = next((v for v in readers[0].inputs if v is not layer.outputs[0]), None)
+    array = None if added is None else constant(given.get(str(added.name)))
+    weight = given.get(str(layer.inputs[1].name))
+    if array is None or weight is None or weight.shape is None or array.ndim == 0:
+        return None
+    return array if array.size == weight.shape[-1] else None
+
+
+def _residual(function: ir.Function, given: Mapping[str, ir.Value | None]) -> int:
+    for place, node in enumerate(function):
+        outer = [v for v in node.inputs if v is not None and v.producer() is None]
+        if node.op_type == "Add" and any(constant(given.get(str(v.name))) is None for v in outer):
+            return place
+    return -1
 
 
 @dataclass

@@ -9,7 +9,8 @@ place of the operator order (QUANTIZE and DEQUANTIZE aside), where
 
 must hold for every channel c (steps = 1/2 for plain rounding). Groups with identical weights are
 told apart by operator order. A group with a residual addition is two operators in TFLite, the
-convolution and the ADD that reads its result; the activation belongs to the ADD.
+layer and the ADD that reads its result; the activation belongs to the ADD where the group has it
+behind the addition, to the layer where it has it before.
 
 Scope: Conv, ConvTranspose, Gemm and MatMul with a constant weight. Grouped convolutions that a
 converter splits into several operators are reported as not found. ``check_int8``, which needs no
@@ -56,6 +57,8 @@ class Group(Protocol):
     def weight(self) -> Array | None: ...
     @property
     def activation(self) -> str: ...
+    @property
+    def residual(self) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -261,21 +264,30 @@ def _row(
     faults = [partner.reason] if partner.reason else []
     notes: list[str] = []
     float_add = op_add = None
-    carrier = op
+    float_carrier: Operator = float_op
+    carrier: Operator | None = op
     if op is not None:
-        wanted = group.activation
-        if "Add" in group.ops:
-            float_add, op_add = _adding(float_model, float_op), _adding(int8_model, op)
-            carrier = op_add
+        wanted, first = group.activation, _activation_first(group)
+        float_carrier, carrier = float_op, op
+        if "MatMul" in group.ops:
+            float_carrier, carrier = _biased(float_model, float_op), _biased(int8_model, op)
+        if carrier is not op:
+            notes.append(f"the bias of {op.label} is {carrier.label}, an operator of its own")
             _judge_activation("NONE", float_op, op, int8_model, faults, notes)
+            _judge_activations((*carrier.inputs, *carrier.outputs), int8_model, faults)
+        before = wanted if first or not _ends_in_add(group) else "NONE"
+        _judge_activation(before, float_carrier, carrier, int8_model, faults, notes)
+        if _ends_in_add(group):
+            float_add, op_add = _adding(float_model, float_carrier), _adding(int8_model, carrier)
             if op_add is None:
-                faults.append(f"no ADD reads the result of {op.label} in the int8 file")
+                faults.append(f"no ADD reads the result of {carrier.label} in the int8 file")
             else:
-                _judge_activation(wanted, float_add, op_add, int8_model, faults, notes)
+                after = "NONE" if first else wanted
+                _judge_activation(after, float_add, op_add, int8_model, faults, notes)
                 _judge_activations(op_add.inputs, int8_model, faults)
                 _judge_activations(op_add.outputs, int8_model, faults)
-        else:
-            _judge_activation(wanted, float_op, op, int8_model, faults, notes)
+            if not first:
+                float_carrier, carrier = float_add or float_carrier, op_add
         _judge_types(op, int8_model, faults, notes)
     return Row(
         group=group.name,
@@ -290,8 +302,30 @@ def _row(
         reason="; ".join(dict.fromkeys(faults + notes)),
         float_add=float_add.index if float_add else -1,
         int8_add=op_add.index if op_add else -1,
-        hop=_hop(group.activation, float_add or float_op) if faults else "",
+        hop=_hop(group.activation, float_carrier) if faults else "",
     )
+
+
+def _activation_first(group: Group) -> bool:
+    """Whether the activation comes before the addition of the residual: act(conv(x)) + r."""
+    return group.residual == len(group.ops) - 1 and group.activation != "NONE"
+
+
+def _ends_in_add(group: Group) -> bool:
+    """Whether an ADD must read the layer's result: where an activation that TFLite cannot fuse
+    comes first, operators of its own stand between them."""
+    between = _activation_first(group) and group.activation not in FUSABLE
+    return group.residual >= 0 and not between
+
+
+def _biased(model: TfliteModel, op: Operator) -> Operator:
+    """The ADD of a constant behind a FULLY_CONNECTED or BATCH_MATMUL without a bias, or ``op``."""
+    bare = op.code == "BATCH_MATMUL" or (
+        op.code == "FULLY_CONNECTED" and (len(op.inputs) < 3 or op.inputs[2] < 0)
+    )
+    add = _adding(model, op) if bare else None
+    constant = add is not None and any(model.tensors[k].is_constant for k in add.inputs)
+    return add if add is not None and constant else op
 
 
 def _hop(wanted: str, carrier: Operator) -> str:
@@ -300,10 +334,12 @@ def _hop(wanted: str, carrier: Operator) -> str:
 
 
 def _adding(model: TfliteModel, op: Operator) -> Operator | None:
-    """The ADD that reads the operator's result."""
-    result = op.outputs[0]
-    readers = (other for other in model.operators if result in other.inputs)
-    return next((other for other in readers if other.code == "ADD"), None)
+    """The ADD that reads the operator's result, reshaped or not."""
+    readers = [other for other in model.operators if op.outputs[0] in other.inputs]
+    for other in readers:
+        if other.code == "ADD":
+            return other
+    return _adding(model, readers[0]) if [r.code for r in readers] == ["RESHAPE"] else None
 
 
 def _judge_activation(

@@ -21,6 +21,7 @@ class Group:
     module: str
     weight: np.ndarray | None
     activation: str
+    residual: int = -1
 
 
 def groups(held: Weights) -> list[Group]:
@@ -162,7 +163,7 @@ def test_types(pair: Pair) -> None:
 def residual(pair: Pair, activation: str, *ops: str) -> list[Group]:
     """The tiny model's groups, ``twin_b`` and the ADD behind it being one."""
     listed = groups(pair.held)
-    listed[3] = replace(listed[3], ops=("Conv", "Add", *ops), activation=activation)
+    listed[3] = replace(listed[3], ops=("Conv", "Add", *ops), activation=activation, residual=1)
     return listed
 
 
@@ -207,3 +208,55 @@ def test_a_residual_add_in_other_types(pair: Pair) -> None:
         float_model, retyped(int8_model, output, dtype="int16"), residual(pair, "NONE")
     )[3]
     assert (row.ok, row.reason) == (False, "activation 'map4' is int16, not int8")
+
+
+def test_an_activation_before_the_residual_belongs_to_the_convolution(pair: Pair) -> None:
+    float_model, int8_model = models(pair)
+    listed = groups(pair.held)
+    listed[3] = replace(listed[3], ops=("Conv", "Relu", "Add"), activation="RELU", residual=2)
+    float_model = altered(float_model, 3, activation="RELU")
+    row = check_contract(float_model, altered(int8_model, 3, activation="RELU"), listed)[3]
+    assert row.ok and not row.reason and row.activation_found == "RELU"
+    assert row.operator == "CONV_2D#3 + ADD#4"
+
+    wide = retyped(int8_model, int8_model.operators[3].outputs[0], scales=(0.1,), zero_points=(0,))
+    row = check_contract(float_model, wide, listed)[3]
+    assert not row.ok and row.activation_found == "NONE"
+    assert row.reason == "RELU was lost between the float and the int8 file"
+
+    moved = altered(wide, 4, activation="RELU")
+    row = check_contract(float_model, moved, listed)[3]
+    assert not row.ok and "RELU appeared in the int8 file only" in row.reason
+
+    listed[3] = replace(listed[3], ops=("Conv", "Sigmoid", "Add"), activation="SIGMOID")
+    row = check_contract(*models(pair), listed)[3]
+    assert row.ok and row.int8_add == -1
+    assert row.reason == "TFLite cannot fuse SIGMOID: it is an operator of its own"
+
+
+def test_the_add_of_a_spelt_out_activation_is_no_residual(pair: Pair) -> None:
+    listed = groups(pair.held)
+    listed[2] = replace(
+        listed[2], ops=("Conv", "Add", "Clip", "Mul", "Mul"), activation="HARDSWISH"
+    )
+    row = check_contract(*models(pair), listed)[2]
+    assert row.ok and row.int8_add == -1
+    assert row.reason == "TFLite cannot fuse HARDSWISH: it is an operator of its own"
+
+
+def test_a_bias_that_stayed_an_add_carries_the_activation(pair: Pair) -> None:
+    float_model, int8_model = models(pair)
+    listed = residual(pair, "RELU", "Relu")
+    listed[3] = replace(listed[3], ops=("MatMul", "Add", "Relu"), residual=-1)
+
+    def without_bias(model: TfliteModel, activation: str) -> TfliteModel:
+        layer, add = model.operators[3], model.operators[4]
+        constant = layer.inputs[1]
+        bare = altered(model, 3, code="BATCH_MATMUL", inputs=layer.inputs[:2])
+        return altered(bare, 4, inputs=(add.inputs[0], constant), activation=activation)
+
+    assert int8_model.operators[4].inputs[0] == int8_model.operators[3].outputs[0]
+    found = without_bias(float_model, "RELU"), without_bias(int8_model, "RELU")
+    row = check_contract(*found, listed)[3]
+    assert "the bias of BATCH_MATMUL#3 is ADD#4, an operator of its own" in row.reason
+    assert row.activation_found == "RELU"
