@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any
 from edgefuse.errors import DataError, EdgefuseError, RecipeError, StageError
 from edgefuse.graph.ledger import Ledger
 from edgefuse.graph.normalise import load_proto, prepare
-from edgefuse.graph.pipeline import ordered
+from edgefuse.graph.pipeline import ordered, run_passes
 from edgefuse.graph.proven import run_proven
 from edgefuse.graph.rule import PASSES, Pass
+from edgefuse.graph.snapshot import Snapshot
 from edgefuse.graph.summary import intermediate_bytes, operator_counts, peak_bytes
 from edgefuse.graph.verify import SKIP_PASSES, Feed, Runner, check_structure, seeded_feed
 from edgefuse.parity import difference
@@ -102,7 +103,8 @@ def fuse_file(
     _check_required(ledger, require)
     progress(total - 2, total, "checking the finished graph")
     finished = serialise(model)
-    check_structure(finished)
+    check_structure(Snapshot.of(model).proto)
+    _check_at_rest(finished, passes, skip, fold_size_limit_bytes)
     progress(total - 1, total, "comparing with the input on real samples")
     data = finished.SerializeToString(deterministic=True)
     candidate = Runner(data)
@@ -174,6 +176,23 @@ def _probes(proto: onnx.ModelProto, reference: Runner, sample: Feed) -> list[Fee
     except EdgefuseError:
         return [sample]
     return [probe, sample]
+
+
+def _check_at_rest(
+    finished: onnx.ModelProto, passes: Sequence[Pass], skip: Sequence[str], limit: int
+) -> None:
+    """The finished graph, read back, is a fixed point: no pass fires on it."""
+    import onnx_ir as ir
+
+    model = ir.serde.deserialize_model(finished)
+    _, ledger = run_passes(model, passes=passes, skip=skip, fold_size_limit_bytes=limit)
+    again = [entry for entry in ledger.entries if entry.status == "fired"]
+    if again:
+        raise StageError(
+            f"pass {again[0].pass_name} fires again on the finished graph",
+            hint=f"add {again[0].pass_name} to fuse.skip, and report this",
+            where=again[0].nodes[0] if again[0].nodes else "",
+        )
 
 
 def _check_names(passes: Sequence[Pass], skip: Sequence[str], require: Mapping[str, int]) -> None:

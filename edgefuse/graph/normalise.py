@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 DOMAIN = "edgefuse"
 MIN_IR_VERSION = 10
+LARGE_BYTES = 4096
 
 
 def load_proto(path: Path) -> onnx.ModelProto:
@@ -36,7 +37,9 @@ def load_proto(path: Path) -> onnx.ModelProto:
 
     try:
         proto = onnx.load(str(path))
-        onnx.checker.check_model(proto, full_check=True)
+        for tensor in proto.graph.initializer:
+            onnx.checker.check_tensor(tensor)
+        onnx.checker.check_model(_without_weights(proto), full_check=True)
     except Exception as error:
         raise SourceError(
             f"not a valid ONNX model: {str(error).strip().splitlines()[0]}",
@@ -44,6 +47,32 @@ def load_proto(path: Path) -> onnx.ModelProto:
             where=str(path),
         ) from error
     return proto
+
+
+def _without_weights(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with its large constants as graph inputs: shape inference copies them otherwise."""
+    import onnx
+
+    if proto.ir_version < 4:  # every initializer must be a graph input: for the checker to judge
+        return proto
+    large = {t.name: t for t in proto.graph.initializer if t.ByteSize() >= LARGE_BYTES}
+    declared = {i.name for i in proto.graph.input}
+    light = onnx.ModelProto(ir_version=proto.ir_version, opset_import=proto.opset_import)
+    light.functions.extend(proto.functions)
+    light.graph.name = proto.graph.name
+    light.graph.node.extend(proto.graph.node)
+    light.graph.input.extend(proto.graph.input)
+    light.graph.input.extend(
+        onnx.helper.make_tensor_value_info(t.name, t.data_type, t.dims)
+        for t in large.values()
+        if t.name not in declared
+    )
+    light.graph.output.extend(proto.graph.output)
+    light.graph.value_info.extend(i for i in proto.graph.value_info if i.name not in large)
+    light.graph.initializer.extend(t for t in proto.graph.initializer if t.name not in large)
+    light.graph.sparse_initializer.extend(proto.graph.sparse_initializer)
+    light.graph.quantization_annotation.extend(proto.graph.quantization_annotation)
+    return light
 
 
 def prepare(proto: onnx.ModelProto) -> ir.Model:

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from edgefuse.graph.normalise import LARGE_BYTES
 from edgefuse.graph.values import Array
 from edgefuse.graph.verify import Feed, Runner
 
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     import onnx
     import onnx_ir as ir
 
-LARGE_BYTES = 4096
 Described = tuple[str, "tuple[int | str, ...] | None"]
 
 
