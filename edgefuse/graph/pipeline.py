@@ -210,10 +210,15 @@ def _anchors(entry: Pass, model: ir.Model) -> list[ir.Node]:
 
 
 def _shapes_missing(model: ir.Model) -> bool:
+    """Whether a type, a shape or an extent is open: it may be known by now."""
     import onnx_ir as ir
 
     nodes = ir.traversal.RecursiveGraphIterator(model.graph)
-    return any(v.name and (v.shape is None or v.dtype is None) for n in nodes for v in n.outputs)
+    values = [v for node in nodes for v in node.outputs if v.name]
+    return any(
+        v.shape is None or v.dtype is None or not all(isinstance(d, int) for d in v.shape)
+        for v in values
+    )
 
 
 def _fire(entry: Pass, match: Match, builder: GraphBuilder) -> LedgerEntry:

@@ -91,8 +91,9 @@ def test_foreign_errors_are_translated() -> None:
 def test_tolerance_grows_with_the_type_up_to_a_limit() -> None:
     assert scaled_tolerance(1e-6, ["float32", "int64"]) == 1e-6
     assert scaled_tolerance(1e-6, ["float16"]) == pytest.approx(1e-6 * 2**13)
+    assert scaled_tolerance(0.0, ["float32"]) == 0.0
     assert scaled_tolerance(1e-4, ["bfloat16"]) == 0.02
-    assert scaled_tolerance(0.0, ["float16"]) == 0.0
+    assert scaled_tolerance(0.0, ["float16"]) == 4 * 2.0**-10
 
 
 def test_seeded_feeds() -> None:
