@@ -9,6 +9,7 @@ out (SiLU, GELU, HardSwish, Mish): it compares what a region of pointwise operat
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -207,15 +208,21 @@ def activation_after(value: ir.Value, opset: int) -> Activation | Refusal | None
     return Activation((node,), "GELU_TANH" if tanh else node.op_type.upper(), str(node.op_type))
 
 
-def activation_before(value: ir.Value, opset: int) -> tuple[Activation, ir.Value] | None:
-    """The activation that computes ``value``, and what it alone reads; the longest spelling."""
+def activation_before(
+    value: ir.Value, opset: int, wanted: Callable[[ir.Value], bool]
+) -> tuple[Activation, ir.Value] | None:
+    """The activation that computes ``value``, and what it alone reads; the longest spelling.
+
+    Args:
+        wanted: which values it may read.
+    """
     last = value.producer()
     if last is None or last.domain != "":
         return None
-    spelt = [r for r in regions_before(value) if len(r.nodes) > 1 and named(r)]
-    sources = [r.source for r in reversed(spelt)]
+    spelt = [r for r in regions_before(value) if len(r.nodes) > 1 and wanted(r.source)]
+    sources = [r.source for r in reversed(spelt) if named(r)]
     if last.op_type in (*ACTIVATIONS, "PRelu") and last.inputs[0] is not None:
-        sources.append(last.inputs[0])
+        sources += [v for v in last.inputs[:1] if wanted(v)]
     for source in sources:
         found = activation_after(source, opset)
         if isinstance(found, Activation) and found.nodes[-1] is last:

@@ -1,6 +1,9 @@
+from pathlib import Path
+
 import onnx
 import pytest
 
+from edgefuse.graph.group import groups
 from edgefuse.passes.fuse_residual_add import PASS
 
 from .check_pass import apply, check_pass, onnx_model
@@ -29,6 +32,73 @@ def block(tail: str, *, extra: str = "", **constants: object) -> onnx.ModelProto
 def test_fires(tail: str, ops: list[str]) -> None:
     times = sum(op.startswith("ConvAdd") for op in ops)
     check_pass(PASS, fires=[(block(tail), times, ops)])
+
+
+@pytest.mark.parametrize(
+    ("tail", "ops"),
+    [
+        ("r = Relu(t) y = Add(r, x)", ["ConvReluAdd"]),
+        ("r = Relu(t) y = Add(x, r)", ["ConvReluAdd"]),
+        ("r = LeakyRelu(t) y = Add(x, r)", ["ConvLeakyReluAdd"]),
+        ("s = Sigmoid(t) m = Mul(t, s) y = Add(x, m)", ["ConvSiluAdd"]),
+        ("p = Softplus(t) h = Tanh(p) m = Mul(t, h) y = Add(m, x)", ["ConvMishAdd"]),
+        ("r = Relu(t) a = Add(x, r) y = Neg(a)", ["ConvReluAdd", "Neg"]),
+        ("r = Relu(t) s = Conv(x, u) y = Add(r, s)", ["Conv", "Relu", "ConvAdd"]),
+        ("s = Conv(x, u) r = Relu(t) y = Add(r, s)", ["Conv", "Relu", "ConvAdd"]),
+    ],
+)
+def test_both_orders_are_kept_apart(tail: str, ops: list[str]) -> None:
+    check_pass(PASS, fires=[(block(tail), 1, ops)])
+
+
+def test_which_side_of_the_addition_the_activation_is_on(tmp_path: Path) -> None:
+    found = {}
+    for tail in ("r = Relu(t) y = Add(r, x)", "a = Add(t, x) y = Relu(a)", "y = Add(x, t)"):
+        onnx.save(apply(PASS, block(tail)).proto, tmp_path / "m.onnx")
+        (group,) = groups(tmp_path / "m.onnx")
+        found[group.op_type] = (group.ops, group.activation, group.residual)
+    assert found == {
+        "ConvReluAdd": (("Conv", "Relu", "Add"), "RELU", 2),
+        "ConvAddRelu": (("Conv", "Add", "Relu"), "RELU", 1),
+        "ConvAdd": (("Conv", "Add"), "NONE", 1),
+    }
+
+
+@pytest.mark.parametrize(
+    ("tail", "ops"),
+    [
+        ("t = Gemm(x, w, b) y = Add(t, x)", ["GemmAdd"]),
+        ("t = Gemm(x, w, b) a = Add(x, t) y = Relu(a)", ["GemmAddRelu"]),
+        ("t = Gemm(x, w, b) r = Relu(t) y = Add(x, r)", ["GemmReluAdd"]),
+        ("t = MatMul(x, w) y = Add(t, x)", ["MatMulAdd"]),
+        ("t = MatMul(x, w) u = Add(t, b) y = Add(x, u)", ["MatMulAddAdd"]),
+        ("t = MatMul(x, w) u = Add(b, t) y = Add(u, x)", ["MatMulAddAdd"]),
+        ("t = MatMul(x, w) u = Add(t, b) a = Add(x, u) y = Tanh(a)", ["MatMulAddAddTanh"]),
+        ("t = MatMul(x, w) u = Add(t, b) s = Sigmoid(u) m = Mul(u, s) y = Add(x, m)",
+         ["MatMulAddSiluAdd"]),
+    ],
+)  # fmt: skip
+def test_linear_layers(tail: str, ops: list[str], tmp_path: Path) -> None:
+    text = f"g (float[3,4] x, float[4,4] w, float[4] b) => (float[3,4] y) {{ {tail} }}"
+    model = onnx_model(text, w=1, b=2)
+    check_pass(PASS, fires=[(model, 1, ops)])
+    onnx.save(apply(PASS, model).proto, tmp_path / "m.onnx")
+    (group,) = groups(tmp_path / "m.onnx")
+    assert group.weight is not None and group.ops[group.residual] == "Add"
+    assert (group.bias is None) == (", b" not in tail and "(b," not in tail)
+
+
+def test_a_bias_is_left_to_the_linear_layer() -> None:
+    text = "g (float[3,4] x, float[4,4] w, float[4] b) => (float[3,4] y) { %s }"
+    for tail in ("t = MatMul(x, w) y = Add(t, b)", "t = MatMul(x, w) u = Add(b, t) y = Relu(u)"):
+        for more in ({}, {"overridable": ["b"]}):
+            check_pass(PASS, ignores=[(onnx_model(text % tail, w=1, b=2, **more), "")])
+
+
+def test_activations_on_both_sides_are_refused() -> None:
+    model = block("r = Relu(t) a = Add(r, x) y = Relu(a)")
+    reason = "stands between two activations, Relu 'Relu_r' and Relu 'Relu_y'"
+    check_pass(PASS, ignores=[(model, reason)])
 
 
 def test_the_later_of_two_convolutions_takes_the_addition() -> None:
