@@ -107,6 +107,9 @@ class _Run:
     settled: list[LedgerEntry] = field(default_factory=list)
     would: list[LedgerEntry] = field(default_factory=list)
     _seen: set[str] = field(default_factory=set)
+    _version: int = 0
+    _rested: dict[str, tuple[int, list[LedgerEntry]]] = field(default_factory=dict)
+    _candidates: _Candidates = field(default_factory=lambda: _Candidates())
 
     def phase(self, passes: Sequence[Pass]) -> list[LedgerEntry]:
         """Run a phase until none fires, from its first pass again after each that did.
@@ -121,7 +124,7 @@ class _Run:
                 if entry.name in self.skip:
                     self._skip(entry)
                     continue
-                done, refusals = _to_fixed_point(entry, self.builder, self.context)
+                done, refusals = self._to_rest(entry)
                 if done:
                     self._settle(entry, done, refused)
                     break
@@ -130,10 +133,23 @@ class _Run:
                 return refused
         raise StageError(f"the passes still change the graph after {rounds} rounds", hint=UNDO_HINT)
 
+    def _to_rest(self, entry: Pass) -> tuple[list[LedgerEntry], list[LedgerEntry]]:
+        """What the pass does now; its last refusals where the graph is still as it left it."""
+        version, refusals = self._rested.get(entry.name, (-1, []))
+        if version == self._version:
+            return [], refusals
+        done, refusals = _to_fixed_point(entry, self.builder, self.context, self._candidates)
+        self._version += bool(done)
+        if not done:
+            self._rested[entry.name] = self._version, refusals
+        return done, refusals
+
     def _skip(self, entry: Pass) -> None:
         if entry.name not in self._seen:
             self._seen.add(entry.name)
-            self.would += _would_fire(entry, self.builder.model, self.context)
+            self.would += _would_fire(
+                entry, self._candidates.of(entry, self.builder.model), self.context
+            )
 
     def _settle(self, entry: Pass, done: list[LedgerEntry], refused: list[LedgerEntry]) -> None:
         """Record what a pass did, keep the refusals it stands in for, tidy the graph."""
@@ -143,6 +159,7 @@ class _Run:
         rivals = [e for e in refused if e.pass_name in entry.instead_of]
         self.settled += [e for e in rivals if e.nodes[0] in taken]
         drop_dead(model)
+        self._candidates.forget()
         if _shapes_missing(model):
             infer_shapes(model)
         if self.observe is not None:
@@ -154,10 +171,10 @@ def _sorted(passes: Sequence[Pass], entries: list[LedgerEntry]) -> list[LedgerEn
     return sorted(entries, key=lambda e: (rank[e.pass_name], e.status))
 
 
-def _would_fire(entry: Pass, model: ir.Model, context: Context) -> list[LedgerEntry]:
+def _would_fire(entry: Pass, nodes: Sequence[ir.Node], context: Context) -> list[LedgerEntry]:
     """Where a skipped pass would have fired, as refusals: what is missed is accounted for."""
     found = []
-    for node in _anchors(entry, model):
+    for node in nodes:
         if isinstance(verdict := entry.match(node, context), Match):
             names = tuple(str(n.name) for n in verdict.nodes)
             refusal = Refusal("the recipe skips this pass (fuse.skip)", names, SKIP_REMEDY)
@@ -181,14 +198,14 @@ def _placed(fired: Sequence[LedgerEntry], model: ir.Model) -> list[LedgerEntry]:
 
 
 def _to_fixed_point(
-    entry: Pass, builder: GraphBuilder, context: Context
+    entry: Pass, builder: GraphBuilder, context: Context, candidates: _Candidates
 ) -> tuple[list[LedgerEntry], list[LedgerEntry]]:
     """Sweep the graph until the pass fires nowhere: what fired, and the last sweep's refusals."""
     fired: list[LedgerEntry] = []
     for _ in range(MAX_ROUNDS):
         before = len(fired)
         refused: list[LedgerEntry] = []
-        for node in _anchors(entry, builder.model):
+        for node in candidates.of(entry, builder.model):
             if node.graph is None:
                 continue
             verdict = entry.match(node, context)
@@ -198,15 +215,30 @@ def _to_fixed_point(
                 refused.append(_refused(entry, node, verdict))
         if len(fired) == before:
             return fired, refused
+        candidates.forget()
     raise StageError(f"pass {entry.name} still changes the graph after {MAX_ROUNDS} sweeps")
 
 
-def _anchors(entry: Pass, model: ir.Model) -> list[ir.Node]:
-    import onnx_ir as ir
+class _Candidates:
+    """The standard nodes of a model, subgraphs included, in graph order; walked once a change."""
 
-    nodes = ir.traversal.RecursiveGraphIterator(model.graph)
-    everything = ANY in entry.anchors
-    return [n for n in nodes if n.domain == "" and (everything or n.op_type in entry.anchors)]
+    def __init__(self) -> None:
+        self._nodes: list[ir.Node] | None = None
+
+    def of(self, entry: Pass, model: ir.Model) -> list[ir.Node]:
+        """Those that the pass anchors on."""
+        import onnx_ir as ir
+
+        if self._nodes is None:
+            every = ir.traversal.RecursiveGraphIterator(model.graph)
+            self._nodes = [node for node in every if node.domain == ""]
+        if ANY in entry.anchors:
+            return list(self._nodes)
+        return [node for node in self._nodes if node.op_type in entry.anchors]
+
+    def forget(self) -> None:
+        """The graph has changed."""
+        self._nodes = None
 
 
 def _shapes_missing(model: ir.Model) -> bool:
