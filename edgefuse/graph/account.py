@@ -147,7 +147,7 @@ def account(
     fired: dict[str, list[LedgerEntry]] = {}
     refused: dict[str, list[LedgerEntry]] = {}
     for entry in ledger:
-        for name in entry.nodes if entry.status == "fired" else entry.nodes[:1]:
+        for name in entry.nodes:
             (fired if entry.status == "fired" else refused).setdefault(name, []).append(entry)
     early = load_time(unfused)
     return tuple(

@@ -274,7 +274,7 @@ def _refused(entry: Pass, node: ir.Node, refusal: Refusal) -> LedgerEntry:
         pass_name=entry.name,
         status="refused",
         module=module_path(node),
-        nodes=refusal.nodes,
+        nodes=tuple(dict.fromkeys((str(node.name), *refusal.nodes))),
         reason=refusal.reason,
         remedy=refusal.remedy,
     )
