@@ -110,7 +110,15 @@ def _fusion(outcomes: list[Outcome]) -> dict[str, Any]:
         ):  # fmt: skip
             if name in outcome.evidence:
                 merged[name] = outcome.evidence[name]
+        if "trace" in outcome.evidence and "ledger" in merged:
+            merged["ledger"] = _ended(merged["ledger"], outcome.evidence["trace"])
     return merged
+
+
+def _ended(ledger: list[dict[str, Any]], trace: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The ledger with the int8 operators in which each entry ended."""
+    ends = {node["node"]: node["ends_in"] for node in trace["nodes"]}
+    return [{**entry, "ends_in": ends.get(entry["node"], [])} for entry in ledger]
 
 
 def write(document: Mapping[str, Any], out: Path) -> None:

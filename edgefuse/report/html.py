@@ -180,6 +180,7 @@ def _ledger(fusion: Row, verdict: str) -> str:
             **columns,
             "traffic saved#": size("saved_bytes"),
             "launches saved#": number("saved_launches"),
+            "ends in": lambda e: " ".join(code_name(o) for o in e.get("ends_in") or ()) or DASH,
         }
     out = []
     for (name, reason, remedy), entries in sorted(

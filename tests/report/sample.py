@@ -28,6 +28,7 @@ def _check(name: str, value: float, bound: float | None, comparison: str, thresh
 def _ledger(name: str, verdict: str, module: str, **more: Any) -> dict[str, Any]:
     entry = {"pass": name, "status": verdict, "module": module, "nodes": [f"node_{module}"]}
     entry |= {"reason": "", "remedy": "", "saved_bytes": 0, "saved_launches": 0}
+    entry |= {"ends_in": ["CONV_2D#3+RELU6"] if verdict == "fired" else []}
     return entry | more
 
 
