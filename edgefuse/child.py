@@ -133,7 +133,7 @@ class Conversation:
     def tell(self, job: Mapping[str, Any]) -> None:
         """Hand over a job without waiting; its answer is to be heard before the next one."""
         assert self._child.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
+        with contextlib.suppress(BrokenPipeError, ValueError):  # It has ended, or was stopped.
             self._child.stdin.write(json.dumps(job).encode() + b"\n")
             self._child.stdin.flush()
 

@@ -32,6 +32,11 @@ if TYPE_CHECKING:
 _SAMPLES = 4
 _CONVERTER = "edgefuse.tflite.convert_worker"
 _SAVED_MODEL = "TensorFlow SavedModel"
+# The last stage that a row needs, by what it reads; fuse comes with the unfused graph before it.
+_STAGES = {
+    **dict.fromkeys(("torch", "unfused", "fused"), "fuse"),
+    **{"float": "convert", "int8": "quantize"},
+}
 
 
 def compare_recipe(
@@ -79,10 +84,11 @@ def compare_recipe(
     console = consoles.choose(quiet=quiet, verbose=verbose)
     try:
         with job.store.work_folder() as work:
-            made, warnings = _artifacts(job, work, console, logs)
             measured = [_absent(row, job) for row in rows]
+            there = [m.row for m in measured if m.status == "measured"]
+            made, warnings = _artifacts(job, there, work, console, logs)
             comparison = _Comparison(job, work, logs, made)
-            tasks = comparison.tasks([m.row for m in measured if m.status == "measured"])
+            tasks = comparison.tasks(there)
             load = os.getloadavg()[0]
             _run(measured, tasks, work, console, rounds, invokes)
             document = documents.build(
@@ -103,14 +109,18 @@ def compare_recipe(
 
 
 def _artifacts(
-    job: Job, work: Path, console: Console, logs: Path
+    job: Job, rows: Sequence[Row], work: Path, console: Console, logs: Path
 ) -> tuple[dict[str, Artifact], list[str]]:
-    """Every model of the recipe up to int8, by stage, and the warnings that came with them."""
+    """The recipe's models that the rows read, by stage, and the warnings that came with them."""
+    read = {_STAGES[row.reads] for row in rows}
+    last = next((name for name in ("quantize", "convert", "fuse") if name in read), None)
+    if last is None:
+        return {}, []
     published = work / "published"
     published.mkdir()
     downloads = Downloads(job.store.root / "downloads", job.base, console.tell)
     log = logs / "models.log"
-    result = Runner(job, Selection(until="quantize"), published, console, downloads, log).run()
+    result = Runner(job, Selection(until=last), published, console, downloads, log).run()
     if result.error is not None:
         raise result.error
     made = {o.stage.name: o.artifact for o in result.outcomes if o.artifact is not None}
@@ -143,7 +153,8 @@ def _run(
             console.stage_ended("prepare", "ran", time.monotonic() - begun[-1], f"{total} tasks")
             start("measure", 2)
 
-    start("prepare", 1)
+    if tasks:
+        start("prepare", 1)
     run(
         measured,
         tasks,
@@ -153,6 +164,8 @@ def _run(
         prepared=prepared,
         measured=console.progress,
     )
+    if not tasks:
+        return
     there = sum(m.status == "measured" for m in measured)
     summary = f"{there} rows, {rounds} rounds"
     console.stage_ended("measure", "ran", time.monotonic() - begun[-1], summary)
@@ -202,7 +215,7 @@ class _Comparison:
         from edgefuse.tflite.feeds import source_layouts
 
         recipe = self._job.recipe
-        outputs = self._made.get("fuse", self._made["quantize"]).signature.outputs
+        outputs = self._made["fuse"].signature.outputs if "fuse" in self._made else ()
         return Request(
             variant=row.variant,
             path="" if row.reads == "torch" else str(self._path(row)),
@@ -217,8 +230,7 @@ class _Comparison:
             return self._work / "tensorflow" / "saved_model"
         if row.reads == "unfused":
             return self._work / "unfused.onnx"
-        stages = {"fused": "fuse", "float": "convert", "int8": "quantize"}
-        return self._made[stages[row.reads]].path
+        return self._made[_STAGES[row.reads]].path
 
     def _torch(self) -> dict[str, Any]:
         model, job = self._job.recipe.model.torch, self._job

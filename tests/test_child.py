@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from edgefuse.child import call
+from edgefuse.child import call, conversing
 from edgefuse.errors import SourceError, ToolError
 
 HERE = Path(__file__).parent
@@ -86,3 +86,13 @@ def _runs(pid: int) -> bool:
     except OSError:
         return False
     return state != "Z"
+
+
+def test_a_conversation_ends_in_time(tmp_path: Path) -> None:
+    start = time.monotonic()
+    with conversing("misbehave", tmp_path / "log") as talk:
+        with pytest.raises(ToolError, match=r"ran longer than 1 s and was stopped"):
+            talk.ask({"do": "sleep"}, 1)
+        with pytest.raises(ToolError, match="ended with code"):
+            talk.ask({"do": "print"}, 30)
+    assert time.monotonic() - start < 10

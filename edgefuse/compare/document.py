@@ -25,6 +25,8 @@ from edgefuse.errors import EdgefuseError
 from edgefuse.parity import difference
 
 FAILED = 3
+# CPU time over wall time of a row alone on one thread is 0.98 to 1.00.
+LEAST_CORES, MOST_CORES = 0.9, 1.1
 
 
 def build(
@@ -68,9 +70,24 @@ def build(
             "governor": governor(),
             "load": round(load, 2),
         },
-        "warnings": list(warnings),
+        "warnings": [*warnings, *_doubts(rows)],
         "rows": rows,
     }
+
+
+def _doubts(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What makes the times less than they seem: a busy machine, a row on more than one thread."""
+    cores = [row["cores"] for row in rows if row["cores"] is not None]
+    found = []
+    if cores and statistics.median(cores) < LEAST_CORES:
+        found.append(
+            f"the machine is busy: the rows had {statistics.median(cores):.2f} of a CPU, so times "
+            "are too long and ratios inexact; stop other work and repeat"
+        )
+    for row in rows:
+        if (row["cores"] or 0) > MOST_CORES:
+            found.append(f"{row['name']} ran on {row['cores']:.2f} CPUs, not on one")
+    return found
 
 
 def _base(measured: Sequence[Measured]) -> Measured | None:

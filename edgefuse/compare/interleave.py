@@ -89,9 +89,9 @@ class Measured:
 
 
 def order_of(count: int, turn: int) -> list[int]:
-    """Places in the order of a round: turned by one each round, backwards in every second."""
-    places = [(turn + k) % count for k in range(count)]
-    return places[::-1] if turn % 2 else places
+    """Places in the order of a round: the first moves on by one, every second goes backwards."""
+    step = -1 if turn % 2 else 1
+    return [(turn + step * k) % count for k in range(count)]
 
 
 def run(

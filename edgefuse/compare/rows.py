@@ -13,7 +13,7 @@ from edgefuse.errors import UsageError
 Family = Literal["torch", "onnxruntime", "openvino", "tensorflow", "litert"]
 Reads = Literal["torch", "unfused", "fused", "float", "int8"]
 EAGER = "eager"
-_OURS = "edgefuse ONNX in onnxruntime"
+_OURS = "edgefuse + onnxruntime"
 
 
 @dataclass(frozen=True)

@@ -19,16 +19,18 @@ from edgefuse.report.units import (
     number_text,
     plural,
     power_text,
+    printable,
     seconds_text,
 )
 
-_NAME_WIDTH = 250
+_NAME_WIDTH = 270
 _BAR_WIDTH = 340
 _ROW_HEIGHT = 24
+_WHY_LENGTH = 64
 _ABOUT = (
     "Every row ran in a process of its own on one thread, in turns with all others. Times are of "
-    "single invocations; the base is as many times slower as the ratio says. The error is the "
-    "largest difference to the base, relative to its largest output."
+    "single invocations; a ratio says how many times as fast as the base a row is. The error is "
+    "the largest difference to the base, relative to the base's largest output."
 )
 
 
@@ -96,41 +98,57 @@ def comparison_table(
 
 
 def bar_chart(document: Mapping[str, Any]) -> str:
-    """The median time of every row as an SVG: a bar to p50, a whisker to p90."""
+    """The median time of every row as an SVG: a bar to p50, a whisker to p90.
+
+    One row that takes more than four times as long as all others would make the rest unreadable:
+    its bar is cut, and drawn so.
+    """
     found = rows(document, "rows")
-    longest = max([finite(row.get("p90_ms")) or 0.0 for row in found] + [1e-9])
-    width = _NAME_WIDTH + _BAR_WIDTH + 130
+    scale = _BAR_WIDTH / _longest(found)
     drawn = []
     for index, row in enumerate(found):
-        top = index * _ROW_HEIGHT
-        middle = top + _ROW_HEIGHT / 2
-        p50, p90 = finite(row.get("p50_ms")), finite(row.get("p90_ms"))
+        middle = (index + 0.5) * _ROW_HEIGHT
         label = text(row.get("title"))
         drawn.append(f'<text class="name" x="{_NAME_WIDTH - 10}" y="{middle:g}">{label}</text>')
+        p50, p90 = finite(row.get("p50_ms")), finite(row.get("p90_ms"))
         if p50 is None or p90 is None:
-            reason = text(row.get("reason"))
-            reason = f"{reason[:67]}…" if len(reason) > 68 and "&" not in reason else reason
-            drawn.append(
-                f'<text class="absent" x="{_NAME_WIDTH + 4}" y="{middle:g}">'
-                f"{text(row.get('status'))}: {reason}</text>"
-            )
+            why = f"{row.get('status')}: {printable(row.get('reason')).partition(' (')[0]}"
+            why = why if len(why) <= _WHY_LENGTH else f"{why[: _WHY_LENGTH - 1]}…"
+            drawn.append(f'<text class="soft" x="{_NAME_WIDTH}" y="{middle:g}">{text(why)}</text>')
             continue
-        bar, end = (_BAR_WIDTH * value / longest for value in (p50, p90))
-        kind = "span" if row.get("ours") else "was"
-        drawn.append(
-            f'<rect class="{kind}" x="{_NAME_WIDTH}" y="{top + 4}" width="{max(bar, 1):.1f}" '
-            f'height="{_ROW_HEIGHT - 8}"><title>{label}: {number_text(p50)} ms</title></rect>'
-            f'<path class="limit" d="M{_NAME_WIDTH + bar:.1f} {middle:g}H{_NAME_WIDTH + end:.1f}'
-            f'M{_NAME_WIDTH + end:.1f} {middle - 4:g}V{middle + 4:g}"/>'
-            f'<text x="{_NAME_WIDTH + end + 8:.1f}" y="{middle:g}">{number_text(p50)} ms'
-            f'<tspan class="soft" dx="8">{_ratio(row)}</tspan></text>'
-        )
-    height = len(found) * _ROW_HEIGHT
+        drawn.append(_bar(row, middle, p50 * scale, p90 * scale))
+    height, width = len(found) * _ROW_HEIGHT, _NAME_WIDTH + _BAR_WIDTH + 140
     return (
-        f'<svg class="chart" viewBox="0 0 {width} {height}" role="img" '
-        f'aria-label="Median time of each row">{"".join(drawn)}</svg>\n'
+        f'<div class="wide"><svg class="chart" viewBox="0 0 {width} {height}" role="img" '
+        f'aria-label="Median time of each row">{"".join(drawn)}</svg></div>\n'
         '<p class="note">Bars: the median; whiskers: to the 90th percentile; beside them, how '
-        f"many times as fast as {text(_base(document))}. Dark bars run what edgefuse fused.</p>\n"
+        f"many times as fast as {text(_base(document))}. Coloured: edgefuse's own files.</p>\n"
+    )
+
+
+def _longest(found: Sequence[Row]) -> float:
+    """What the full width of the chart stands for, in milliseconds."""
+    ends = sorted((finite(row.get("p90_ms")) or 0.0 for row in found), reverse=True)
+    longest, second = (*ends, 0.0, 0.0)[:2]
+    cut = 1.25 * second if 0 < 4 * second < longest else longest
+    return cut or 1.0
+
+
+def _bar(row: Row, middle: float, p50: float, p90: float) -> str:
+    """One bar with its figures; lengths in units of the drawing."""
+    kind = "span" if row.get("ours") else "was"
+    time = f"{number_text(row.get('p50_ms'))} ms"
+    length, end = min(p50, _BAR_WIDTH), min(p90, _BAR_WIDTH)
+    x, right = _NAME_WIDTH + length, _NAME_WIDTH + end
+    mark = f"M{x:.1f} {middle:g}H{right:.1f}M{right:.1f} {middle - 4:g}v8"
+    if p90 > _BAR_WIDTH:
+        mark = f"M{right - 14:.1f} {middle + 9:g}l6 -18m4 0l-6 18"
+    return (
+        f'<rect class="{kind}" x="{_NAME_WIDTH}" y="{middle - 8:g}" width="{max(length, 1):.1f}" '
+        f'height="16"/>'
+        f'<path class="limit" d="{mark}"/>'
+        f'<text x="{right + 8:.1f}" y="{middle:g}">{time}'
+        f'<tspan class="soft" dx="8">{_ratio(row)}</tspan></text>'
     )
 
 
