@@ -169,7 +169,7 @@ def test_names_in_the_recipe(source: Path, tmp_path: Path) -> None:
         )
     evidence = fuse_file(source, out, feeds=samples(), skip=["fuse_residual_add"])
     assert "ConvAddRelu" not in evidence["operators_after"]
-    assert "Relu" in evidence["operators_after"]
+    assert not {"ConvAddRelu", "ConvAdd"} & set(evidence["operators_after"])
 
 
 def test_bad_input(source: Path, tmp_path: Path) -> None:
