@@ -302,6 +302,91 @@ def release_of_random_weights(p: Place) -> Words:
     return p.torch(("data:", "release: true\ndata:"))
 
 
+@row(2, r"recipe\.yaml:9: shapes\.buckets: needs at least 1", hint=False)
+def no_bucket(p: Place) -> Words:
+    """shapes without a bucket."""
+    return p.torch(("data:", "shapes: {buckets: []}\ndata:"))
+
+
+@row(2, r"recipe\.yaml:9: shapes\.buckets\.1: a bucket is a batch greater than 0", hint=False)
+def bucket_of_nothing(p: Place) -> Words:
+    """A bucket of batch 0."""
+    return p.torch(("data:", "shapes: {buckets: [1, 0]}\ndata:"))
+
+
+@row(2, "shapes.buckets: 'batch 1' and 'x 1x4' are the same shapes: leave one out", hint=False)
+def bucket_twice(p: Place) -> Words:
+    """The same shapes twice, once as a batch and once by name."""
+    return p.torch(("data:", "shapes: {buckets: [1, {x: [1, 4]}]}\ndata:"))
+
+
+@row(2, r"none has the shapes of model\.inputs \(x \[1, 4\]\)", "add 1 to the buckets", hint=False)
+def buckets_without_the_shipped_shape(p: Place) -> Words:
+    """Buckets that leave out the shape that is shipped."""
+    return p.torch(("data:", "shapes: {buckets: [2, 64]}\ndata:"))
+
+
+@row(2, r"shapes\.buckets: no input is called 'xs'; did you mean x\?", hint=False)
+def bucket_of_an_unknown_input(p: Place) -> Words:
+    """A bucket for an input that the model does not have."""
+    return p.torch(("data:", "shapes: {buckets: [1, {xs: [2, 4]}]}\ndata:"))
+
+
+@row(
+    2,
+    r"recipe\.yaml:7: model\.inputs\.0\.shape: size 'N' must be an integer",
+    "shapes: {buckets",
+    hint=False,
+)
+def symbolic_size(p: Place) -> Words:
+    """A symbolic batch in model.inputs."""
+    return p.torch(("shape: [1, 4]", "shape: [N, 4]"))
+
+
+@row(
+    2,
+    r"recipe\.yaml:7: model\.inputs\.0\.shape: size -1 must be an integer",
+    "shapes: {buckets",
+    hint=False,
+)
+def negative_size(p: Place) -> Words:
+    """A batch of -1 in model.inputs."""
+    return p.torch(("shape: [1, 4]", "shape: [-1, 4]"))
+
+
+@row(
+    2,
+    r"recipe\.yaml:6: shapes\.buckets\.1: Reshape '.*' holds the exported shape as a constant: "
+    r"it cannot make \[2, 2\] of \[3, 4\] \(x \[3, 4\] instead of \[1, 4\]\)",
+    "leave the bucket out",
+    made=("net.onnx", "net_fused.onnx"),
+)
+def bucket_that_the_graph_cannot_take(p: Place) -> Words:
+    """A graph that holds the exported batch where it cannot be told from a size."""
+    text = (
+        '<ir_version: 8, opset_import: ["": 17]> g (float[1,4] x) => (float[2,2] y)'
+        "<int64[2] to = {2,2}> { r = Relu(x) y = Reshape(r, to) }"
+    )
+    words = p.onnx(text, ("data:", "shapes: {buckets: [1, 3]}\ndata:"))
+    return [*words, "--until", "group"]
+
+
+@row(
+    2,
+    "batch 3: each row against the model at batch 1",
+    "mixes the samples of a batch",
+    made=("net.onnx", "net_fused.onnx"),
+)
+def bucket_of_a_model_that_mixes_samples(p: Place) -> Words:
+    """A batch bucket of a model whose samples depend on each other."""
+    text = (
+        '<ir_version: 8, opset_import: ["": 17]> g (float[1,4] x) => (float[1,4] y)'
+        "{ s = Softmax <axis=0> (x) y = Add(s, x) }"
+    )
+    words = p.onnx(text, ("data:", "shapes: {buckets: [1, 3]}\ndata:"))
+    return [*words, "--until", "group"]
+
+
 @row(2, r"recipe\.yaml:9: gates\.accuracy: a gate without a threshold decides", hint=False)
 def gate_without_threshold(p: Place) -> Words:
     """A gate without a threshold."""
