@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 
 DOMAIN = "edgefuse"
 MIN_IR_VERSION = 10
+SEQUENCES = (
+    "SequenceConstruct", "SequenceEmpty", "SequenceErase", "SequenceInsert", "SequenceMap",
+    "SplitToSequence",
+)  # fmt: skip
 LARGE_BYTES = 4096
 
 
@@ -108,9 +112,15 @@ def drop_dead(model: ir.Model) -> None:
 
 def infer_shapes(model: ir.Model) -> None:
     """Fill in shapes and types; values whose shape cannot be inferred stay without."""
+    import onnx_ir as ir
     import onnx_ir.passes.common as common
 
+    nodes = ir.traversal.RecursiveGraphIterator(model.graph)
+    lists = [n.outputs[0] for n in nodes if n.domain == "" and n.op_type in SEQUENCES]
+    declared = [value.type if value.is_graph_output() else None for value in lists]
     common.ShapeInferencePass(check_type=True, strict_mode=False, data_prop=True)(model)
+    for value, kind in zip(lists, declared):  # the pass takes a list for its element
+        value.type, value.shape = kind, None
 
 
 def refuse_training_mode(model: ir.Model) -> None:
