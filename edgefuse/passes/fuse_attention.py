@@ -18,6 +18,7 @@ int8 accuracy, and be split again by a copy.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from edgefuse.graph.group import fuse_nodes
@@ -47,8 +48,10 @@ def match(node: ir.Node, context: Context) -> Verdict:
     if after is None or node.inputs[0] is None:
         return None
     before = _scores(node, 0)
-    if before is None or isinstance(before, Refusal):
-        return before
+    if isinstance(before, Refusal):
+        return replace(before, nodes=(str(node.name), *before.nodes))
+    if before is None:
+        return None
     if isinstance(after, Refusal):
         return after
     product = before[-1]

@@ -35,10 +35,11 @@ def match(node: ir.Node, context: Context) -> Verdict:
         name = str(node.op_type) + found.title
         return Match((node, *found.nodes), {"name": name, "activation": found.kind})
     if (layer := _layer_behind(node.outputs[0])) is not None:
+        (name, *_), (op_type, *_) = origin(layer)
         return Refusal(
-            f"{describe(node)} cannot be folded into {describe(layer)}: its mean and variance "
+            f"{describe(node)} cannot be folded into {op_type} {name!r}: its mean and variance "
             "are those of each input, so they are no constants",
-            (str(node.name), str(layer.name)),
+            (str(node.name), name),
         )
     return found
 
