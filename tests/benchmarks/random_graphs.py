@@ -74,8 +74,9 @@ def main() -> int:
     (HERE / "random_graphs.json").write_text(json.dumps(document, indent=1) + "\n")
     print(
         f"{document['graphs']} graphs, {sum(operators.values())} operators of "
-        f"{len(operators)} types, {sum(fired.values())} rewrites: {document['disagreements']} disagreements, "
-        f"{document['crashes']} crashes, {document['seconds']} s"
+        f"{len(operators)} types, {sum(fired.values())} rewrites: "
+        f"{document['disagreements']} disagreements, {document['crashes']} crashes, "
+        f"{document['seconds']} s"
     )
     return 1 if document["disagreements"] or document["crashes"] else 0
 

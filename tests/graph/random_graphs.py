@@ -24,6 +24,7 @@ from edgefuse.graph.verify import compare
 Array = np.ndarray[Any, Any]
 Shape = tuple[int, ...]
 TYPES = {"float32": 1, "float16": 10, "float64": 11}
+Step = Callable[["Net", str], str]
 ALLOWED = {"float32": 2e-5, "float16": 1e-2, "float64": 2e-5}
 #: Steps that double graphs, which have no spatial axes, leave out.
 NOT_DOUBLE = frozenset(("branch", "loop"))
@@ -43,9 +44,16 @@ class RandomGraph:
     allowed: float
 
 
-def random_graph(seed: int) -> RandomGraph:
-    """The graph of a seed."""
-    net = Net(seed)
+def random_graph(seed: int, opset: int = 0, first: Sequence[Step] = ()) -> RandomGraph:
+    """The graph of a seed.
+
+    Args:
+        opset: of the default operator set; drawn when 0.
+        first: steps to begin with, in float32 on [N, C, H, W].
+    """
+    net = Net(seed, opset, image=bool(first))
+    for step in first:
+        net.x = step(net, net.x)
     net.grow()
     return RandomGraph(seed, net.model(), net.feeds(2), ALLOWED[net.dtype])
 
@@ -53,10 +61,12 @@ def random_graph(seed: int) -> RandomGraph:
 class Net:
     """Grows one graph, step by step, from its newest value."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, opset: int = 0, image: bool = False) -> None:
         self.random = np.random.default_rng(seed)
         self.opset = int(self.pick(range(11, 22)))
+        self.opset = opset or self.opset
         self.dtype = str(self.pick(["float32"] * 8 + ["float16", "float64"]))
+        self.dtype = "float32" if image else self.dtype
         self.batch = int(self.pick([1, 1, 2, 3]))
         self.dynamic = self.chance(0.2)
         self.nodes: list[onnx.NodeProto] = []
@@ -71,6 +81,7 @@ class Net:
             rank = int(self.pick([2, 3]))
         else:
             rank = int(self.pick([2, 3, 3, 3, 4, 4, 4, 4, 4, 5]))
+        rank = 4 if image else rank
         self.tokens = rank == 3 and (self.dtype == "float64" or self.chance(0.7))
         extents = [int(self.pick([4, 5, 6, 7])) for _ in range(rank - 2)]
         width = int(self.pick([4, 6, 8]))
@@ -243,9 +254,6 @@ def fuse_and_compare(case: RandomGraph, folder: Path) -> dict[str, Any]:
     names = [name for node in onnx.load(str(fused)).graph.node for name in node.output if name]
     assert len(set(names)) == len(names)
     return evidence
-
-
-Step = Callable[[Net, str], str]
 
 
 def volume(shape: Sequence[int]) -> int:
