@@ -1,7 +1,8 @@
 """The balance of a target: given in its file with a source each, or measured on this machine.
 
 What was measured is kept in the store's folder under the machine's fingerprint and the number of
-threads, and reused until the machine, onnxruntime or the way of measuring changes.
+threads, and reused until the machine, onnxruntime or the way of measuring changes. A measurement
+on a busy machine says so and is not kept.
 """
 
 from __future__ import annotations
@@ -22,7 +23,12 @@ from edgefuse.store import default_root, write_atomically
 from edgefuse.target import Target
 
 WORKER = "edgefuse.devices.balance_worker"
+LEAST_CPU_SHARE = 0.9
 _TIMEOUT_S = 120.0
+_BUSY = (
+    "the balance was measured on a busy machine, with {:.0%} of a CPU: its figures are off; "
+    "measure again with --measure when the machine is idle"
+)
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
@@ -33,17 +39,20 @@ class KnownBalance:
     Attributes:
         sources: how each figure was obtained, by its name in the target file.
         int8_ops_per_s: int8 multiplications and additions; None: not known.
+        warning: why the figures are not to be relied on; empty when they are.
     """
 
     balance: Balance
     sources: Mapping[str, str]
     int8_ops_per_s: float | None = None
+    warning: str = ""
 
     def to_json(self) -> dict[str, Any]:
         return {
             **self.balance.to_json(),
             "int8_ops_per_s": self.int8_ops_per_s,
             "sources": dict(self.sources),
+            "warning": self.warning,
         }
 
 
@@ -88,10 +97,11 @@ def measured(threads: int, log: Path, *, anew: bool = False) -> KnownBalance:
     figures = None if anew else _kept(path)
     if figures is None:
         figures = _measure(threads, log)
-        record = {"digest": digest_json(figures), "figures": figures}
-        write_atomically(path, json.dumps(record, sort_keys=True).encode())
-    size, load = int(figures["buffer_bytes"]), figures["load"]
-    how = f"measured on this machine at load {load:g}, {threads} thread(s), best of several"
+        if figures["cpu_share"] >= LEAST_CPU_SHARE:
+            record = {"digest": digest_json(figures), "figures": figures}
+            write_atomically(path, json.dumps(record, sort_keys=True).encode())
+    size, share = int(figures["buffer_bytes"]), figures["cpu_share"]
+    how = f"measured on this machine, {threads} thread(s), best of several"
     return KnownBalance(
         Balance(
             launch_s=figures["launch_s"],
@@ -104,6 +114,7 @@ def measured(threads: int, log: Path, *, anew: bool = False) -> KnownBalance:
             "bytes_per_s": f"{how}: copies of {size >> 20} MiB by numpy, one thread",
             "flops_per_s": f"{how}: a float32 matrix product by numpy",
         },
+        warning="" if share >= LEAST_CPU_SHARE else _BUSY.format(share),
     )
 
 

@@ -8,7 +8,6 @@ each. FLOPs: a float32 matrix product. Overhead: chains of tiny operators in onn
 from __future__ import annotations
 
 import functools
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -85,15 +84,17 @@ def launch_s(threads: int) -> float:
 
 
 def measure(job: dict[str, Any]) -> dict[str, Any]:
-    """The figures with a job's ``threads`` threads, and the load before them."""
-    size, load = buffer_bytes(largest_cache_bytes()), os.getloadavg()[0]
-    return {
+    """The figures with a job's ``threads`` threads, and how much of a CPU this process got."""
+    size = buffer_bytes(largest_cache_bytes())
+    wall, cpu = time.perf_counter(), time.process_time()
+    figures = {
         "launch_s": launch_s(job["threads"]),
         "bytes_per_s": bytes_per_s(size),
         "flops_per_s": flops_per_s(),
         "buffer_bytes": size,
-        "load": round(load, 2),
     }
+    wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+    return {**figures, "cpu_share": round(min(cpu / wall, 1.0), 2)}
 
 
 if __name__ == "__main__":

@@ -43,6 +43,8 @@ def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Pro
     known = balance_of(context.target, context.log)
     if known is None:
         context.warn(f"{NO_BALANCE}: the kernels of a bucket are the fused groups, nothing chosen")
+    elif known.warning:
+        context.warn(known.warning)
     export, fused = load_proto(inputs["export"].path), load_proto(inputs["fuse"].path)
     rows: list[dict[str, Any]] = []
     for index, bucket in enumerate(buckets):

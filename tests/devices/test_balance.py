@@ -15,7 +15,7 @@ from edgefuse.graph.chain import chain_of_tiny_operators
 from edgefuse.target import Target
 
 FIGURES = {"launch_s": 2e-6, "bytes_per_s": 1e10, "flops_per_s": 5e10, "buffer_bytes": 1 << 27}
-FIGURES["load"] = 0.5
+FIGURES["cpu_share"] = 0.99
 
 
 def target(**more: Any) -> Target:
@@ -83,12 +83,11 @@ def test_measured_once_for_a_machine(
     host = target(balance="measured", threads=2)
     first, second = (balance.balance_of(host, tmp_path / "log") for _ in range(2))
     assert first == second and asked == [2]
-    assert first is not None and first.balance.parallel_tiles == 2
+    assert first is not None and first.balance.parallel_tiles == 2 and not first.warning
     assert "copies of 128 MiB" in first.sources["bytes_per_s"]
-    assert "load 0.5" in first.sources["launch_us"]
     balance.balance_of(host, tmp_path / "log", anew=True)
     balance.balance_of(target(balance="measured", threads=1), tmp_path / "log")
-    monkeypatch.setattr(balance, "fingerprint", lambda _: {"sha256": "another machine"})
+    monkeypatch.setattr(balance, "fingerprint", lambda _: {"sha256": "another"})
     balance.balance_of(host, tmp_path / "log")
     assert asked == [2, 2, 1, 2]
     files = sorted((store / "balances").iterdir())
@@ -105,6 +104,19 @@ def test_this_machine(store: Path, tmp_path: Path) -> None:
     assert 1e-8 < found.balance.launch_s < 1e-3
     assert 1e7 < found.balance.bytes_per_s < 1e12
     assert 1e7 < found.balance.flops_per_s < 1e13
+    kept = list((store / "balances").glob("*.json"))
+    assert len(kept) == (0 if found.warning else 1)
+
+
+def test_a_busy_machine_is_told_and_not_kept(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(balance, "_measure", lambda *_: {**FIGURES, "cpu_share": 0.45})
+    found = balance.measured(1, tmp_path / "log")
+    assert "with 45% of a CPU" in found.warning and "--measure" in found.warning
+    assert not (store / "balances").exists()
+    monkeypatch.setattr(balance, "_measure", lambda *_: dict(FIGURES))
+    assert balance.measured(1, tmp_path / "log").warning == ""
     assert len(list((store / "balances").iterdir())) == 1
 
 
