@@ -1,9 +1,10 @@
 """Weights of a layer along its channels: what follows a layer, or precedes it, goes into them.
 
 A *layer* is y = W * x + b with a constant W: Conv, ConvTranspose, Gemm, MatMul by a matrix, and
-MatMul with the Add of its bias. With one factor f and one shift t for each output channel,
-f (W * x + b) + t = (f W) * x + (f b + t). Everything is computed in float64 and cast last; a result
-that is not finite, or too small for the weight's type, is refused.
+MatMul with the Add of its bias; a Transpose of its result only moves the channels. With one factor
+f and one shift t for each output channel, f (W * x + b) + t = (f W) * x + (f b + t). Everything is
+computed in float64 and cast last; a result that is not finite, or too small for the weight's type,
+is refused.
 
 Left alone: weights and biases that are computed or that a caller may override, biases that are not
 the same for every row and pixel.
@@ -44,15 +45,17 @@ class Layer:
 
     Attributes:
         nodes: the operator; for MatMul with a bias, the Add too.
+        turned: the Transpose of its result, if what follows reads that.
         weight: ONNX layout, its own type.
         bias: what is added to each output channel, [channels], float64.
         has_bias: whether the graph holds a bias; else ``bias`` is zero.
         channels: output channels.
         rank: of the output.
-        axis: of the output's channels.
+        axis: of the output's channels, behind the Transpose.
     """
 
     nodes: tuple[ir.Node, ...]
+    turned: ir.Node | None
     weight: Array
     bias: Array
     has_bias: bool
@@ -74,7 +77,7 @@ class Folded:
 
 
 def layer_nodes(value: ir.Value | None) -> tuple[ir.Node, ...]:
-    """The operators of the layer that computes ``value``; empty when it is none."""
+    """The operators of the layer that computes ``value``, in order; empty when it is none."""
     node = None if value is None else value.producer()
     if node is None or node.domain != "":
         return ()
@@ -83,13 +86,17 @@ def layer_nodes(value: ir.Value | None) -> tuple[ir.Node, ...]:
         return (node,) if is_constant(weight) or is_overridable(weight) else ()
     if node.op_type in LAYERS:
         return (node,)
-    if node.op_type != "Add":
+    if node.op_type == "Transpose":
+        inner = node.inputs[0]
+    elif node.op_type == "Add" and (place := bias_place(node)) is not None:
+        inner = node.inputs[1 - place]
+    else:
         return ()
-    place = bias_place(node)
-    inner = None if place is None else node.inputs[1 - place]
     if inner is None or not reads_alone(node, inner):
         return ()
     found = layer_nodes(inner)
+    if node.op_type == "Transpose":
+        return (*found, node) if found and found[-1].op_type != "Transpose" else ()
     return (*found, node) if len(found) == 1 and found[0].op_type == "MatMul" else ()
 
 
@@ -104,7 +111,10 @@ def read_layer(nodes: tuple[ir.Node, ...], anchor: ir.Node) -> Layer | Refusal:
     """The layer's numbers, or why ``anchor`` cannot be folded into it."""
     import numpy as np
 
-    node = nodes[0]
+    node, turned = nodes[0], None
+    if nodes[-1].op_type == "Transpose":
+        *rest, turned = nodes
+        nodes = tuple(rest)
     arrays: dict[str, Array] = {}
     biased = (node, 2) if len(nodes) == 1 else (nodes[1], bias_place(nodes[1]) or 0)
     for name, owner, index in (("weight", node, 1), ("layer bias", *biased)):
@@ -147,7 +157,10 @@ def read_layer(nodes: tuple[ir.Node, ...], anchor: ir.Node) -> Layer | Refusal:
                 f"the bias of {describe(node)}, {list(given.shape)}, is not per channel",
             )
         bias = flat
-    return Layer(nodes, weight, bias, "layer bias" in arrays, channels, rank, axis)
+    if turned is not None:
+        order = list(attribute(turned, "perm", range(rank)[::-1]))
+        axis = order.index(axis)
+    return Layer(nodes, turned, weight, bias, "layer bias" in arrays, channels, rank, axis)
 
 
 def per_channel(array: Array, *, rank: int, axis: int, channels: int) -> Array | None:
@@ -267,7 +280,8 @@ def absorb_behind(builder: GraphBuilder, layer: Layer, anchor: ir.Node, folded: 
     """Write the folded weights and let the users of ``anchor`` read the layer."""
     node = write_weights(builder, layer, folded)
     set_origin(node, (node, anchor))
-    builder.bypass(anchor, node.outputs[0], keep_name=True)
+    result = node if layer.turned is None else layer.turned
+    builder.bypass(anchor, result.outputs[0], keep_name=True)
 
 
 def _channels(node: ir.Node, weight: Array) -> int:

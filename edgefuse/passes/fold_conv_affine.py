@@ -11,8 +11,9 @@ Rewrite, with c one number, or one for each output channel:
 c - (W * x + b) = (-W) * x + (c - b).
 
 Scope: Conv and ConvTranspose of any rank and grouping, Gemm, MatMul by a constant matrix, with or
-without the Add of its bias, read by the operator alone. A product of two matrices takes an offset
-by becoming a Gemm. Computed in float64 and cast last. Left alone: constants of any other shape (one
+without the Add of its bias, read by the operator alone, directly or transposed (a learnt scale
+behind a block that keeps its channels last). A product of two matrices takes an offset by becoming
+a Gemm. Computed in float64 and cast last. Left alone: constants of any other shape (one
 for each row or pixel, or of a higher rank), c / (W * x + b), the Add behind a MatMul of a higher
 rank (it is the bias already), and what begins an activation that exporters spell out.
 """
@@ -99,7 +100,8 @@ def _fold(node: ir.Node, layer: Layer, operand: Array, place: int) -> Verdict:
         return folded
     if lack := why_bias_has_no_place(layer, folded):
         return None if node.op_type == "Add" else _refuse(node, layer.node, lack)
-    return Match((*layer.nodes, node), {"layer": layer, "folded": folded})
+    nodes = layer.nodes if layer.turned is None else (*layer.nodes, layer.turned)
+    return Match((*nodes, node), {"layer": layer, "folded": folded})
 
 
 def _affine(op_type: str, numbers: Array, place: int) -> tuple[Array, Array]:
@@ -135,6 +137,10 @@ PASS = PASSES.add(
         rewrite=rewrite,
         after=("fold_conv_batch_norm", "fold_batch_norm_conv"),
         tolerance=5e-5,
+        example="""(float[1,3,8,8] x, float[4,3,3,3] w, float[4,1,1] c) => (float[1,4,6,6] y)
+            {
+            a = Conv(x, w)
+            y = Mul(a, c) }""",
     ),
     __name__,
 )

@@ -7,10 +7,10 @@ Rewrite, with s = gamma / sqrt(var + epsilon):
 BN(W * x + b) = (s W) * x + ((b - mean) s + beta), s along the output channels of W.
 
 Scope: Conv and ConvTranspose of any rank and grouping, Gemm, and MatMul by a constant matrix with
-or without the Add of its bias (it becomes a Gemm), whose output the BatchNormalization alone reads.
-Computed in float64 and cast last; refused when the result is not finite or loses its precision in
-the weight's type. Left alone: parameters that are computed or overridable, a MatMul whose result is
-no matrix (its channels are the last axis, the BatchNormalization's the second), and a
+or without the Add of its bias (as a matrix it becomes a Gemm), whose output the BatchNormalization
+alone reads, directly or transposed. Computed in float64 and cast last; refused when the result is
+not finite or loses its precision in the weight's type. Left alone: parameters that are computed or
+overridable, a MatMul whose channels are another axis than the BatchNormalization's second, and a
 BatchNormalization behind anything else.
 """
 
@@ -26,6 +26,7 @@ from edgefuse.graph.fold import (
     fold_behind,
     layer_nodes,
     read_layer,
+    why_bias_has_no_place,
 )
 from edgefuse.graph.rule import PASSES, Context, Match, Pass, Refusal, Verdict
 from edgefuse.graph.values import describe, reads_alone, why_shared
@@ -75,6 +76,8 @@ def match(node: ir.Node, context: Context) -> Verdict:
     folded = fold_behind(layer, node, parameters.factor, parameters.shift)
     if isinstance(folded, Refusal):
         return folded
+    if lack := why_bias_has_no_place(layer, folded):
+        return _refuse(node, layer.node, lack)
     return Match((*nodes, node), {"layer": layer, "folded": folded})
 
 
@@ -97,6 +100,10 @@ PASS = PASSES.add(
         match=match,
         rewrite=rewrite,
         tolerance=5e-5,
+        example="""(float[1,3,8,8] x, float[4,3,3,3] w, float[4] gamma, float[4] beta,
+            float[4] mean, float[4] var) => (float[1,4,6,6] y) {
+            a = Conv(x, w)
+            y = BatchNormalization(a, gamma, beta, mean, var) }""",
     ),
     __name__,
 )

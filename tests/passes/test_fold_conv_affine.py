@@ -181,3 +181,35 @@ def test_shared_weights_are_cloned() -> None:
     check_pass(PASS, fires=[(model, 1, ["Conv", "Conv"])])
     done = apply(PASS, model)
     np.testing.assert_array_equal(2 * done.constant("w"), done.constant("w_folded"))
+
+
+def test_through_a_transposition() -> None:
+    def scaled(operator: str, perm: str, shape: str, y: str) -> onnx.ModelProto:
+        text = f"""g (float[2,4,4,3] x, float[3,4] w, float[4] b, float{shape} c) => (float{y} y) {{
+            t = MatMul(x, w)
+            a = Add(t, b)
+            p = Transpose <perm = {perm}> (a)
+            y = {operator} }}"""
+        return onnx_model(text, w=1, b=2, c=3)
+
+    to_first, cube = "[0,3,1,2]", "[2,4,4,4]"
+    check_pass(
+        PASS,
+        fires=[
+            (scaled("Mul(c, p)", to_first, "[4,1,1]", cube), 1, ["MatMul", "Add", "Transpose"]),
+            (scaled("Sub(c, p)", "[3,0,1,2]", "[4,1,1,1]", "[4,2,4,4]"), 1,
+             ["MatMul", "Add", "Transpose"]),
+        ],
+        ignores=[
+            (scaled("Mul(c, p)", to_first, "[4]", cube), "is not one number for each"),
+            (scaled("Mul(c, p)", to_first, "[4,1]", cube), "is not one number for each"),
+        ],
+    )  # fmt: skip
+    shared = onnx_model(
+        """g (float[2,4,3] x, float[3,4] w, float[4,1] c) => (float[2,4,4] y, float[2,4,4] z) {
+        t = MatMul(x, w)
+        p = Transpose <perm = [0,2,1]> (t)
+        y = Mul(p, c)
+        z = Relu(t) }""", w=1, c=2
+    )  # fmt: skip
+    check_pass(PASS, ignores=[(shared, "")])

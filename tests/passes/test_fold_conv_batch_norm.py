@@ -286,3 +286,16 @@ def test_double_precision_stays_double() -> None:
     done = apply(PASS, onnx_model(text, w=1, g=[1.0, 0.1], v=[0.3, 1.0]), numbers=False)
     assert done.ops == ["Conv"]
     assert done.constant("w").dtype == done.constant("w_bias").dtype == np.float64
+
+
+def test_channels_that_a_transposition_brings_to_the_second_axis() -> None:
+    text = """g (float[2,5,3] x, float[3,4] w, float[4] b, float[4] g, float[4] v)
+        => (float[2,4,5] y) {
+        t = MatMul(x, w)
+        a = Add(t, b)
+        p = Transpose <perm = [0,2,1]> (a)
+        y = BatchNormalization(p, g, g, g, v) }"""
+    model = onnx_model(text, w=1, b=2, g=3, v=np.ones(4))
+    check_pass(PASS, fires=[(model, 1, ["MatMul", "Add", "Transpose"])])
+    bare = text.replace("a = Add(t, b)", "").replace("(a)", "(t)").replace("float[4] b, ", "")
+    check_pass(PASS, ignores=[(onnx_model(bare, w=1, g=3, v=np.ones(4)), "has no bias")])
