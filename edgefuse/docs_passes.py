@@ -1,4 +1,4 @@
-"""The catalogue of passes, read from the passes themselves: summary, algebra, refusals.
+"""The catalogue of passes, read from the passes themselves: summary, algebra, example, refusals.
 
 Refusals are found by parsing: the sentences given to ``Refusal(...)`` or ``_refuse(...)``, in the
 pass and, when it keeps an answer from there, in the modules that passes share (:data:`_SHARED`).
@@ -15,6 +15,7 @@ import textwrap
 from collections.abc import Iterator
 from types import ModuleType
 
+from edgefuse.graph.example import shown
 from edgefuse.graph.pipeline import ordered_passes
 from edgefuse.graph.rule import PHASES, Pass
 
@@ -71,11 +72,24 @@ def _section(entry: Pass) -> Iterator[str]:
     yield "```text"
     yield from _algebra(module)
     yield "```"
+    yield ""
+    yield from _before_and_after(entry)
+    limit = f"{entry.tolerance:g} of the largest output" if entry.tolerance else "none, bit for bit"
+    yield ""
+    yield f"Tolerance in float32: {limit}. Each application is checked."
     if reasons := sorted(set(refusals(module))):
         yield ""
         yield "Refuses when:"
         yield ""
         yield from (f"- {reason}" for reason in reasons)
+
+
+def _before_and_after(entry: Pass) -> Iterator[str]:
+    found = shown(entry)
+    yield "| before | after |"
+    yield "|---|---|"
+    before, after = ("<br>".join(f"`{x}`" for x in lines) for lines in (found.before, found.after))
+    yield f"| {before} | {after} |"
 
 
 def _algebra(module: ModuleType) -> Iterator[str]:

@@ -87,6 +87,8 @@ class Pass:
             float32; 0.0 for rewrites that only change structure.
         instead_of: passes that would have done better with the same anchor: where this one fires,
             their refusals stay in the ledger, for they say what was lost.
+        example: ONNX text of a graph on which it fires, shown in the catalogue before and after
+            (:mod:`edgefuse.graph.example`).
     """
 
     name: str
@@ -98,6 +100,7 @@ class Pass:
     after: tuple[str, ...] = ()
     tolerance: float = 0.0
     instead_of: tuple[str, ...] = ()
+    example: str = ""
 
 
 PASSES: Registry[Pass] = Registry("edgefuse.passes")

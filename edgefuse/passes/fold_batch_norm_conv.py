@@ -149,6 +149,10 @@ PASS = PASSES.add(
         rewrite=rewrite,
         after=("fold_conv_batch_norm",),
         tolerance=5e-5,
+        example="""(float[1,3,8,8] x, float[4,3,3,3] w,
+            float[3] gamma, float[3] beta, float[3] mean, float[3] var) => (float[1,4,6,6] y) {
+            a = BatchNormalization(x, gamma, beta, mean, var)
+            y = Conv(a, w) }""",
     ),
     __name__,
 )

@@ -193,6 +193,9 @@ PASS = PASSES.add(
         rewrite=rewrite,
         after=("remove_identity",),
         tolerance=1e-6,
+        example="""(float[1,4] x, float[4] a, float[4] b) => (float[1,4] y) {
+            c = Mul(a, b)
+            y = Add(x, c) }""",
     ),
     __name__,
 )

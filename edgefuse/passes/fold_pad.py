@@ -154,6 +154,10 @@ PASS = PASSES.add(
         match=match,
         rewrite=rewrite,
         tolerance=1e-6,
+        example="""(float[1,3,8,8] x, float[4,3,3,3] w) => (float[1,4,8,8] y) {
+            pads = Constant<value_ints = [0, 0, 1, 1, 0, 0, 1, 1]>()
+            a = Pad(x, pads)
+            y = Conv(a, w) }""",
     ),
     __name__,
 )

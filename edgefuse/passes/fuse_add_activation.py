@@ -59,6 +59,9 @@ PASS = PASSES.add(
         match=match,
         rewrite=rewrite,
         after=("fuse_residual_add", "fuse_linear", "fuse_conv_activation"),
+        example="""(float[1,4,8,8] x, float[1,4,8,8] x2) => (float[1,4,8,8] y) {
+            a = Add(x, x2)
+            y = Relu(a) }""",
     ),
     __name__,
 )

@@ -268,6 +268,14 @@ PASS = PASSES.add(
         anchors=("Softmax",),
         match=match,
         rewrite=rewrite,
+        example="""(float[1,2,6,4] xq, float[1,2,6,4] xk, float[1,2,6,4] xv) =>
+            (float[1,2,6,4] y) {
+            scale = Constant<value_float = 0.5>()
+            t = Transpose<perm = [0, 1, 3, 2]>(xk)
+            s = MatMul(xq, t)
+            m = Mul(s, scale)
+            p = Softmax(m)
+            y = MatMul(p, xv) }""",
     ),
     __name__,
 )

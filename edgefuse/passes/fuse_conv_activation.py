@@ -48,6 +48,10 @@ PASS = PASSES.add(
         match=match,
         rewrite=rewrite,
         after=("fuse_residual_add",),
+        example="""(float[1,3,8,8] x, float[4,3,3,3] w) => (float[1,4,6,6] y) {
+            a = Conv(x, w)
+            s = Sigmoid(a)
+            y = Mul(a, s) }""",
     ),
     __name__,
 )

@@ -61,6 +61,10 @@ PASS = PASSES.add(
         match=match,
         rewrite=rewrite,
         after=("fuse_residual_add",),
+        example="""(float[1,6,4] x, float[4,8] w, float[8] b) => (float[1,6,8] y) {
+            a = MatMul(x, w)
+            c = Add(a, b)
+            y = Relu(c) }""",
     ),
     __name__,
 )

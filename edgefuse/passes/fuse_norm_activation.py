@@ -70,6 +70,9 @@ PASS = PASSES.add(
         match=match,
         rewrite=rewrite,
         after=("fuse_norm_spelling",),
+        example="""(float[2,8] x, float[8] scale, float[8] bias) => (float[2,8] y) {
+            a = LayerNormalization(x, scale, bias)
+            y = Relu(a) }""",
     ),
     __name__,
 )

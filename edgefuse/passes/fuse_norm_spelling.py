@@ -69,6 +69,16 @@ PASS = PASSES.add(
         rewrite=rewrite,
         after=("replace_norm_spelling",),
         instead_of=("replace_norm_spelling",),
+        example="""(float[2,8] x, float[8] scale) => (float[2,8] y) {
+            axes = Constant<value_ints = [-1]>()
+            two = Constant<value_float = 2.0>()
+            epsilon = Constant<value_float = 0.00001>()
+            p = Pow(x, two)
+            m = ReduceMean(p, axes)
+            e = Add(m, epsilon)
+            s = Sqrt(e)
+            n = Div(x, s)
+            y = Mul(n, scale) }""",
     ),
     __name__,
 )

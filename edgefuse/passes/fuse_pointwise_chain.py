@@ -197,6 +197,10 @@ PASS = PASSES.add(
             "fuse_norm_spelling",
             "fuse_residual_add",
         ),
+        example="""(float[1,4,8,8] x, float[1,4,1,1] x2) => (float[1,4,8,8] y) {
+            a = Exp(x)
+            b = Mul(a, x2)
+            y = Tanh(b) }""",
     ),
     __name__,
 )

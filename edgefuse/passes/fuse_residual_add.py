@@ -166,6 +166,10 @@ PASS = PASSES.add(
         anchors=("Add",),
         match=match,
         rewrite=rewrite,
+        example="""(float[1,4,8,8] x, float[4,4,1,1] w) => (float[1,4,8,8] y) {
+            a = Conv(x, w)
+            b = Add(a, x)
+            y = Relu(b) }""",
     ),
     __name__,
 )

@@ -100,6 +100,10 @@ PASS = PASSES.add(
         match=match,
         rewrite=rewrite,
         after=("remove_identity", "fold_constants"),
+        example="""(float16[1,4] x) => (float16[1,4] y) {
+            a = Cast<to = 1>(x)
+            b = Cast<to = 10>(a)
+            y = Relu(b) }""",
     ),
     __name__,
 )

@@ -159,6 +159,11 @@ PASS = PASSES.add(
         match=match,
         rewrite=rewrite,
         after=("remove_identity", "fold_constants", "remove_cast"),
+        example="""(float[1,4] x) => (float[1,4] y) {
+            a = Sigmoid(x)
+            b = Sigmoid(x)
+            c = Mul(x, a)
+            y = Add(c, b) }""",
     ),
     __name__,
 )

@@ -132,6 +132,10 @@ PASS = PASSES.add(
         anchors=("Identity", "Dropout", "Pad", "Slice", *NEUTRAL, *JOINS),
         match=match,
         rewrite=rewrite,
+        example="""(float[1,4] x) => (float[1,4] y) {
+            a = Relu(x)
+            b = Identity(a)
+            y = Neg(b) }""",
     ),
     __name__,
 )

@@ -183,6 +183,12 @@ PASS = PASSES.add(
         match=match,
         rewrite=rewrite,
         after=("remove_identity", "fold_constants"),
+        example="""(float[2,12] x) => (float[2,12] y) {
+            s = Constant<value_ints = [2, 3, 4]>()
+            t = Constant<value_ints = [2, 12]>()
+            a = Reshape(x, s)
+            b = Reshape(a, t)
+            y = Relu(b) }""",
     ),
     __name__,
 )

@@ -146,6 +146,10 @@ PASS = PASSES.add(
         match=match,
         rewrite=rewrite,
         after=("remove_identity", "fold_constants"),
+        example="""(float[1,4,6,5] x) => (float[1,4,6,5] y) {
+            a = Transpose<perm = [0, 2, 3, 1]>(x)
+            b = Transpose<perm = [0, 3, 1, 2]>(a)
+            y = Relu(b) }""",
     ),
     __name__,
 )

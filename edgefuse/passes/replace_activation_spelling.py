@@ -134,6 +134,10 @@ PASS = PASSES.add(
         match=match,
         rewrite=rewrite,
         after=("remove_identity", "fold_constants"),
+        example="""(float[1,4] x) => (float[1,4] y) {
+            six = Constant<value_float = 6.0>()
+            a = Relu(x)
+            y = Min(a, six) }""",
     ),
     __name__,
 )

@@ -80,6 +80,10 @@ PASS = PASSES.add(
         after=("fold_conv_batch_norm", "fold_batch_norm_conv", "fold_conv_affine"),
         tolerance=5e-5,
         instead_of=("fold_conv_batch_norm", "fold_batch_norm_conv"),
+        example="""(float[1,3,8,8] x,
+            float[3] gamma, float[3] beta, float[3] mean, float[3] var) => (float[1,3,8,8] y) {
+            a = Relu(x)
+            y = BatchNormalization(a, gamma, beta, mean, var) }""",
     ),
     __name__,
 )

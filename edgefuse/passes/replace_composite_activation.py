@@ -206,6 +206,14 @@ PASS = PASSES.add(
         rewrite=rewrite,
         after=("remove_identity", "fold_constants", "replace_activation_spelling"),
         tolerance=1e-5,
+        example="""(float[1,4] x) => (float[1,4] y) {
+            three = Constant<value_float = 3.0>()
+            zero = Constant<value_float = 0.0>()
+            six = Constant<value_float = 6.0>()
+            a = Add(x, three)
+            b = Clip(a, zero, six)
+            c = Mul(x, b)
+            y = Div(c, six) }""",
     ),
     __name__,
 )

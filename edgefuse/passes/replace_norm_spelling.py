@@ -122,6 +122,19 @@ PASS = PASSES.add(
         rewrite=rewrite,
         after=("remove_identity", "fold_constants"),
         tolerance=1e-5,
+        example="""(float[2,8] x, float[8] scale, float[8] bias) => (float[2,8] y) {
+            axes = Constant<value_ints = [-1]>()
+            two = Constant<value_float = 2.0>()
+            epsilon = Constant<value_float = 0.00001>()
+            mean = ReduceMean(x, axes)
+            d = Sub(x, mean)
+            p = Pow(d, two)
+            var = ReduceMean(p, axes)
+            e = Add(var, epsilon)
+            s = Sqrt(e)
+            n = Div(d, s)
+            m = Mul(n, scale)
+            y = Add(m, bias) }""",
     ),
     __name__,
 )

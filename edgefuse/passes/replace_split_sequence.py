@@ -84,6 +84,11 @@ PASS = PASSES.add(
         match=match,
         rewrite=rewrite,
         after=("fold_constants",),
+        example="""(float[1,4,6] x) => (float[1,2,6] y) {
+            two = Constant<value_int = 2>()
+            one = Constant<value_int = 1>()
+            parts = SplitToSequence<axis = 1>(x, two)
+            y = SequenceAt(parts, one) }""",
     ),
     __name__,
 )
