@@ -155,7 +155,7 @@ PASS = PASSES.add(
         rewrite=rewrite,
         tolerance=1e-6,
         example="""(float[1,3,8,8] x, float[4,3,3,3] w) => (float[1,4,8,8] y) {
-            pads = Constant<value_ints = [0, 0, 1, 1, 0, 0, 1, 1]>()
+            pads = Constant<value = int64[8] {0, 0, 1, 1, 0, 0, 1, 1}>()
             a = Pad(x, pads)
             y = Conv(a, w) }""",
     ),
