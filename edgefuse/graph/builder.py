@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from edgefuse.graph.summary import is_view
 from edgefuse.graph.values import Array, at_run_time, is_constant, nbytes, set_origin
 
 if TYPE_CHECKING:
@@ -203,7 +204,7 @@ class GraphBuilder:
             node.graph.remove(node, safe=True)
 
     def _account(self, node: ir.Node, sign: int) -> None:
-        if at_run_time(node):
+        if at_run_time(node) and not is_view(node):
             self.launches_saved += sign
             self.bytes_saved += sign * sum(nbytes(v) for v in node.outputs)
 

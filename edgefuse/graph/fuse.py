@@ -21,7 +21,7 @@ from edgefuse.graph.pipeline import ordered, run_passes
 from edgefuse.graph.proven import run_proven
 from edgefuse.graph.rule import PASSES, Pass
 from edgefuse.graph.snapshot import Snapshot
-from edgefuse.graph.summary import intermediate_bytes, operator_counts, peak_bytes
+from edgefuse.graph.summary import figures, operator_counts
 from edgefuse.graph.verify import SKIP_PASSES, Feed, Runner, check_structure, seeded_feed
 from edgefuse.parity import difference
 
@@ -59,8 +59,9 @@ def fuse_file(
         progress: called with steps done, steps in all, and what comes next.
 
     Returns:
-        JSON-able evidence: operators_before, operators_after, passes, ledger, saved, parity,
-        intermediate_bytes and peak_bytes (before and after).
+        JSON-able evidence: operators_before and operators_after (nodes by type), passes, ledger,
+        saved, parity; operators, intermediate_bytes and peak_bytes, each before and after, as
+        :class:`edgefuse.graph.summary.Figures` counts them.
 
     Raises:
         RecipeError: an unknown pass in ``skip`` or ``require``, or one in both.
@@ -83,7 +84,7 @@ def fuse_file(
     proto = load_proto(source)
     reference = Runner(source)
     model = prepare(proto)
-    before = {"intermediate": intermediate_bytes(model), "peak": peak_bytes(model)}
+    before = figures(model)
     furthest = 0
 
     def observe(entry: Pass, fired: int) -> None:
@@ -114,6 +115,7 @@ def fuse_file(
         hint=SKIP_PASSES,
     )
     destination.write_bytes(data)
+    after = figures(model)
     progress(total, total, "done")
     return {
         "operators_before": operator_counts(proto),
@@ -133,11 +135,10 @@ def fuse_file(
             "intermediate_bytes": ledger.saved_bytes,
             "launches": ledger.saved_launches,
         },
-        "intermediate_bytes": {
-            "before": before["intermediate"],
-            "after": intermediate_bytes(model),
+        **{
+            name: {"before": getattr(before, name), "after": getattr(after, name)}
+            for name in ("operators", "intermediate_bytes", "peak_bytes")
         },
-        "peak_bytes": {"before": before["peak"], "after": peak_bytes(model)},
         "parity": parity.evidence(max_relative_error),
     }
 

@@ -40,7 +40,6 @@ def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Pro
     )
     fired = sum(row["fired"] for row in evidence["passes"])
     refused = sum(row["refused"] for row in evidence["passes"])
-    before = sum(evidence["operators_before"].values())
-    after = sum(evidence["operators_after"].values())
+    before, after = (evidence["operators"][when] for when in ("before", "after"))
     evidence["summary"] = f"{before} -> {after} operators; {fired} rewrites, {refused} refused"
     return Product("onnx", path, inputs["export"].signature, evidence)
