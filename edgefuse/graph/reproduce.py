@@ -15,7 +15,7 @@ import shutil
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from edgefuse.errors import EdgefuseError
 from edgefuse.graph.proof import SAYS, Application, Failure, failure_of
 from edgefuse.graph.rule import PASSES, Pass
-from edgefuse.graph.snapshot import Snapshot
+from edgefuse.graph.snapshot import Snapshot, subgraphs
 from edgefuse.graph.verify import Feed
 
 if TYPE_CHECKING:
@@ -141,14 +141,14 @@ def _grown(nodes: Sequence[onnx.NodeProto], inside: set[int]) -> set[int]:
 
 def _holds(node: onnx.NodeProto, names: set[str]) -> bool:
     return node.name in names or any(
-        _holds(inner, names) for graph in _subgraphs(node) for inner in graph.node
+        _holds(inner, names) for graph in subgraphs(node) for inner in graph.node
     )
 
 
 def _reads(node: onnx.NodeProto) -> set[str]:
     """Names that a node reads, those its subgraphs capture included."""
     names = {name for name in node.input if name}
-    for graph in _subgraphs(node):
+    for graph in subgraphs(node):
         own = {i.name for i in graph.input} | {t.name for t in graph.initializer}
         captured = {output.name for output in graph.output}
         for inner in graph.node:
@@ -156,13 +156,6 @@ def _reads(node: onnx.NodeProto) -> set[str]:
             captured |= _reads(inner)
         names |= captured - own
     return names
-
-
-def _subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
-    for attribute in node.attribute:
-        if attribute.HasField("g"):
-            yield attribute.g
-        yield from attribute.graphs
 
 
 def save(

@@ -2,12 +2,14 @@
 
 Proving a pass means to check and to run the model after it. Copying 100 MB of weights into a proto,
 a checker and a runtime for every pass would take most of a run, and no pass changes most of them.
-So large constants become graph inputs that are fed when the model runs.
+So weights become graph inputs that are fed when the model runs. Two graphs that differ only in
+whether a weight is known beforehand then run the same kernels, bit for bit: a runtime packs the
+weights that it knows, and rounds otherwise.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     import onnx
     import onnx_ir as ir
 
+SHARED = ("FLOAT", "DOUBLE", "FLOAT16")
 Described = tuple[str, "tuple[int | str, ...] | None"]
 
 
@@ -27,8 +30,8 @@ class Snapshot:
     """A model at one moment, cheap to take: large constants are shared, not copied.
 
     Attributes:
-        proto: the model with its large constants as graph inputs, so that neither the checker nor
-            onnxruntime copies them.
+        proto: the model with its weights as graph inputs, those of subgraphs too, so that neither
+            the checker nor onnxruntime copies them.
         constants: those inputs by name.
         values: type and shape of every value that a node computes, by name.
     """
@@ -57,10 +60,11 @@ class Snapshot:
         )
         functions = list(model.functions.values())
         light = ir.Model(view, ir_version=model.ir_version, functions=functions)
+        proto = ir.serde.serialize_model(light)
         arrays = {n: v.const_value.numpy() for n, v in large.items() if v.const_value is not None}
         nodes = ir.traversal.RecursiveGraphIterator(graph)
         values = {str(v.name): _described(v) for node in nodes for v in node.outputs if v.name}
-        return cls(ir.serde.serialize_model(light), arrays, values)
+        return cls(proto, {**arrays, **_lifted(proto)}, values)
 
     def whole(self) -> onnx.ModelProto:
         """The model with every constant in its place; a copy."""
@@ -123,16 +127,52 @@ class Snapshot:
 
 
 def _is_large(value: ir.Value) -> bool:
-    """Whether a constant is worth sharing: a large one of a type that onnxruntime takes as input.
+    """Whether a constant is worth sharing: a weight of a type that onnxruntime takes as input.
 
-    Small ones stay: shapes, axes and bounds must be constants for shape inference and kernels.
+    Small vectors stay: scales and bounds must be constants for shape inference.
     """
     tensor = value.const_value
     return (
         tensor is not None
-        and tensor.dtype.name in ("FLOAT", "DOUBLE", "FLOAT16")
-        and tensor.nbytes >= LARGE_BYTES
+        and tensor.dtype.name in SHARED
+        and (len(tensor.shape) > 1 or tensor.nbytes >= LARGE_BYTES)
     )
+
+
+def _lifted(proto: onnx.ModelProto) -> dict[str, Array]:
+    """Move the weights of subgraphs to the inputs of the main graph; returns them by name."""
+    import onnx
+
+    found: dict[str, Array] = {}
+    graphs = [g for node in proto.graph.node for g in subgraphs(node)]
+    while graphs:
+        graph = graphs.pop()
+        graphs += [g for node in graph.node for g in subgraphs(node)]
+        outputs = {output.name for output in graph.output}
+        for tensor in list(graph.initializer):
+            name = tensor.name
+            kind = onnx.TensorProto.DataType.Name(tensor.data_type)
+            if kind not in SHARED or len(tensor.dims) < 2 or name in found or name in outputs:
+                continue
+            if any(info.name == name for info in graph.input):
+                continue
+            found[name] = onnx.numpy_helper.to_array(tensor)
+            graph.initializer.remove(tensor)
+            proto.graph.input.append(
+                onnx.helper.make_tensor_value_info(name, tensor.data_type, tensor.dims)
+            )
+        infos = [info for info in graph.value_info if info.name not in found]
+        del graph.value_info[:]
+        graph.value_info.extend(infos)
+    return found
+
+
+def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    """The graphs that a node holds as attributes."""
+    for attribute in node.attribute:
+        if attribute.HasField("g"):
+            yield attribute.g
+        yield from attribute.graphs
 
 
 def _described(value: ir.Value) -> Described:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from edgefuse.graph.builder import GraphBuilder
 
+CLIP_OF_DOUBLE_SINCE = 12
 ANCHORS = ("Clip", "Max", "Min", "Relu")
 
 
@@ -67,6 +68,16 @@ def _found(
         producer, outer = source.producer(), nodes[-1].graph
         if producer is None or producer.graph is not outer or source.is_graph_output():
             return None
+    becomes_relu = low == 0.0 and high is None
+    clips = any(node.op_type == "Clip" for node in nodes)
+    if context.opset < CLIP_OF_DOUBLE_SINCE and not clips and not becomes_relu:
+        dtype = nodes[-1].outputs[0].dtype
+        if dtype is not None and dtype.name == "DOUBLE" and (low, high) != (None, None):
+            return Refusal(
+                f"onnxruntime has no Clip of float64 in opset {context.opset}",
+                tuple(str(node.name) for node in reversed(nodes)),
+                f"export with opset {CLIP_OF_DOUBLE_SINCE} or later",
+            )
     return Match(nodes, data)
 
 
