@@ -20,7 +20,8 @@ from math import lcm
 from typing import TYPE_CHECKING, Any
 
 from edgefuse.errors import ParityError, RecipeError, ToolError
-from edgefuse.graph.flops import extents
+from edgefuse.graph.cost import kernel_of
+from edgefuse.graph.flops import SHAPE_ONLY, extents
 from edgefuse.graph.shapes import BAKED, InputShapes, Reshaped, at_shapes
 from edgefuse.graph.values import Array
 from edgefuse.graph.verify import Feed, Runner, seeded_feed
@@ -178,12 +179,24 @@ def _scales(
         if not few or few[0] * new != grown[0] * old or few[1:] != grown[1:]:
             raise RecipeError(
                 f"{label}: output {one.name!r} is {list(grown)}, and {list(few)} at batch {old}: "
-                "it does not grow with the batch",
+                f"it does not grow with the batch{_where_lost(alone, together)}",
                 hint=BAKED,
                 where=where,
             )
         rows[str(one.name)] = few[0]
     return rows
+
+
+def _where_lost(alone: Reshaped, together: Reshaped) -> str:
+    """The first operator whose operands grow with the batch and whose results do not."""
+    sizes = {str(v.name): v.shape for n in alone.model.graph for v in n.outputs}
+    sizes |= {str(v.name): v.shape for v in alone.model.graph.inputs}
+    for node in together.model.graph:
+        grown = [v.name in sizes and v.shape != sizes[str(v.name)] for v in node.inputs if v]
+        kept = [v.shape == sizes.get(str(v.name)) for v in node.outputs if v.name]
+        if any(grown) and all(kept) and node.op_type not in SHAPE_ONLY:
+            return f", lost in {node.op_type} {kernel_of(node)!r}"
+    return ""
 
 
 def _cut(feed: Mapping[str, Array], index: int, size: int) -> dict[str, Array]:

@@ -57,7 +57,8 @@ def test_a_rebound_batch_is_named_and_proven() -> None:
         # An output that does not grow with the batch.
         (
             HEAD + "(float[2,4] x) => (float y) { y = ReduceSum <keepdims=0> (x) }",
-            r"output 'y' is \[\], and \[\] at batch 2: it does not grow with the batch",
+            r"output 'y' is \[\], and \[\] at batch 2: it does not grow with the batch, lost in "
+            "ReduceSum 'ReduceSum_y'",
         ),
         # The exported batch as a stride through rows of another meaning.
         (
