@@ -193,20 +193,17 @@ def _of_model(path: Path, work: Path, console: Console) -> Fused:
 
 
 def _document(found: Fused) -> dict[str, Any]:
-    import onnx_ir as ir
-
-    from edgefuse.graph.account import FATES, account
+    from edgefuse.graph.account import FATES, account_files
     from edgefuse.graph.advice import advise
     from edgefuse.graph.ledger import LedgerEntry
-    from edgefuse.graph.normalise import load_proto, prepare
+    from edgefuse.graph.normalise import load_proto
     from edgefuse.graph.shapes import spelt_out
 
     ledger = [LedgerEntry.from_json(entry) for entry in found.evidence["ledger"]]
-    fused = load_proto(found.fused)
-    rows = account(prepare(load_proto(found.unfused)), ir.serde.deserialize_model(fused), ledger)
+    rows = account_files(found.unfused, found.fused, ledger)
     ends = {str(n["node"]): list(n["ends_in"]) for n in found.trace.get("nodes", ())}
     merged = {str(n["node"]): str(n["merged_into"]) for n in found.trace.get("nodes", ())}
-    remarks = [*advise(spelt_out(fused), found.balance), *found.advice]
+    remarks = [*advise(spelt_out(load_proto(found.fused)), found.balance), *found.advice]
     return {
         "schema": 1,
         "source": found.source,

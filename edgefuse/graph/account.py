@@ -17,11 +17,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from edgefuse.graph.cost import load_time
 from edgefuse.graph.ledger import LedgerEntry
-from edgefuse.graph.normalise import DOMAIN
+from edgefuse.graph.normalise import DOMAIN, load_proto, prepare
 from edgefuse.graph.values import at_run_time, module_path, origin
 
 if TYPE_CHECKING:
@@ -155,6 +156,18 @@ def account(
         for node in ir.traversal.RecursiveGraphIterator(unfused.graph)
         if node not in early and at_run_time(node)
     )
+
+
+def account_files(unfused: Path, fused: Path, ledger: Sequence[LedgerEntry]) -> tuple[Account, ...]:
+    """:func:`account` of two ONNX files.
+
+    Raises:
+        SourceError: one is not a valid ONNX model.
+    """
+    import onnx_ir as ir
+
+    before = prepare(load_proto(unfused))
+    return account(before, ir.serde.deserialize_model(load_proto(fused)), ledger)
 
 
 @dataclass(frozen=True)
