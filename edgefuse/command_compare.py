@@ -21,6 +21,7 @@ from edgefuse.errors import UsageError
 from edgefuse.fetch import Downloads
 from edgefuse.job import make_job, output_folder
 from edgefuse.keys import local_file
+from edgefuse.log_file import logged
 from edgefuse.plan import Job, Selection
 from edgefuse.recipe import Blob
 from edgefuse.runner import Runner
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from edgefuse.console import Console
 
 _SAMPLES = 4
+_LOG = "compare.log"
 _CONVERTER = "edgefuse.tflite.convert_worker"
 _SAVED_MODEL = "TensorFlow SavedModel"
 # The last stage that a row needs, by what it reads; fuse comes with the unfused graph before it.
@@ -83,7 +85,7 @@ def compare_recipe(
     gc.enable()
     console = consoles.choose(quiet=quiet, verbose=verbose)
     try:
-        with job.store.work_folder() as work:
+        with logged(logs / _LOG, command), job.store.work_folder() as work:
             measured = [_absent(row, job) for row in rows]
             there = [m.row for m in measured if m.status == "measured"]
             made, warnings = _artifacts(job, there, work, console, logs)
@@ -119,7 +121,7 @@ def _artifacts(
     published = work / "published"
     published.mkdir()
     downloads = Downloads(job.store.root / "downloads", job.base, console.tell)
-    log = logs / "models.log"
+    log = logs / _LOG
     result = Runner(job, Selection(until=last), published, console, downloads, log).run()
     if result.error is not None:
         raise result.error

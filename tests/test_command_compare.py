@@ -47,7 +47,7 @@ QUICK = (
 FIELDS = {
     *("name", "title", "status", "available", "reason", "ours", "operators", "fusions"),
     *("fusion_kinds", "p50_ms", "p90_ms", "ratio_to_eager", "ratio_to_base", "samples"),
-    *("max_relative_error", "cores", "versions", "note"),
+    *("max_relative_error", "cpu_p50_ms", "cores", "versions", "note"),
 }
 
 

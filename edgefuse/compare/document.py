@@ -4,7 +4,8 @@ Fields of a row: ``name``, ``title``, ``status`` (measured, unavailable, error),
 ``reason``, ``ours``, ``operators``, ``fusions``, ``fusion_kinds``, ``p50_ms``, ``p90_ms``,
 ``ratio_to_eager`` (times as fast as eager; null without eager), ``ratio_to_base``,
 ``max_relative_error`` (against the base, relative to its largest |output|), ``samples`` (timed
-invocations), ``cores`` (CPU time over wall time), ``versions``, ``note``. Of the document:
+invocations), ``cpu_p50_ms`` (CPU time of all threads), ``cores`` (CPU time over wall time: 1 for
+one thread that nobody interrupts), ``versions``, ``note``. Of the document:
 ``base`` is the row that ratios and errors refer to: eager, else the first that was measured.
 """
 
@@ -116,7 +117,8 @@ def _row(found: Measured, base: Measured | None, error: float | None) -> dict[st
         "ratio_to_base": ratio,
         "max_relative_error": error,
         "samples": len(times),
-        "cores": round(statistics.median(found.cores), 2) if there else None,
+        "cpu_p50_ms": round(quantile(found.cpu_ms, 0.5), 4) if there else None,
+        "cores": round(sum(found.cpu_ms) / sum(times), 2) if there else None,
         "versions": found.answer.get("versions", {}),
         "note": found.answer.get("note", ""),
     }

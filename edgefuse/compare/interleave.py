@@ -72,7 +72,7 @@ class Measured:
         reason: why it was not measured.
         answer: operators, fusions, versions, note.
         bursts_ms: times in milliseconds, [round][invocation].
-        cores: CPU time over wall time of each burst: 1.0 is one thread at work.
+        cpu_ms: CPU time of all threads in each of these, in milliseconds.
     """
 
     row: Row
@@ -80,7 +80,7 @@ class Measured:
     reason: str = ""
     answer: Mapping[str, Any] = field(default_factory=dict)
     bursts_ms: list[list[float]] = field(default_factory=list)
-    cores: list[float] = field(default_factory=list)
+    cpu_ms: list[float] = field(default_factory=list)
 
     def fail(self, error: EdgefuseError) -> None:
         self.status, self.reason = "error", error.message
@@ -185,5 +185,5 @@ def _measure(
                 row.fail(error)
                 continue
             row.bursts_ms.append(answer["ms"])
-            row.cores.append(answer["cores"])
+            row.cpu_ms += answer["cpu_ms"]
         progress(turn + 1, rounds, "rounds")

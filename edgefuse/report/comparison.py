@@ -165,7 +165,8 @@ def _table(document: Row) -> str:
         "ratio#": figure("ratio_to_base", 4),
         "max error#": figure("max_relative_error", 5),
         "samples#": lambda row: number_text(row.get("samples")),
-        "cores#": lambda row: number_text(row.get("cores")),
+        "CPU ms#": lambda row: number_text(row.get("cpu_p50_ms")),
+        "CPUs#": lambda row: number_text(row.get("cores")),
     }
     measured = [row for row in rows(document, "rows") if row.get("status") == "measured"]
     return grid("Figures of every measured row", columns, measured)

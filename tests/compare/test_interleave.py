@@ -89,7 +89,8 @@ def test_a_row_waits_for_what_it_needs(tmp_path: Path, first: str, status: str) 
 
 
 def _measured(index: int, *bursts: list[float], **fields: Any) -> Measured:
-    return Measured(ROWS[index], bursts_ms=list(bursts), cores=[0.99], **fields)
+    cpu_ms = [t for burst in bursts for t in burst]
+    return Measured(ROWS[index], bursts_ms=list(bursts), cpu_ms=cpu_ms, **fields)
 
 
 def test_ratios_are_of_neighbours_in_time(tmp_path: Path) -> None:
@@ -127,7 +128,7 @@ def test_the_base_without_eager_and_outputs_that_do_not_fit(tmp_path: Path) -> N
     import numpy as np
 
     rows = [_measured(4, [4.0]), _measured(5, [2.0]), _measured(6, [1.0])]
-    rows[1].cores = [2.0]
+    rows[1].cpu_ms = [4.0]
     results = {}
     for row, value in zip(rows, ([1.0], [1.0], [1.0, 2.0])):
         results[row.row.name] = tmp_path / f"{row.row.name}.npz"
