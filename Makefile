@@ -51,7 +51,9 @@ fix: $(STAMP)  ## format and mend what ruff can
 docs: $(STAMP)  ## write the generated documentation
 	$(BIN)/python -m edgefuse.docs
 
-bench: $(STAMP)  ## measure against onnx2tf on this machine, interleaved
+bench: $(STAMP)  ## 2,000 random graphs, the table of what fusion does, wall time against onnx2tf
+	$(BIN)/python tests/benchmarks/random_graphs.py
+	$(BIN)/python tests/benchmarks/fusion_table.py
 	$(BIN)/python tests/benchmarks/against_onnx2tf.py
 
 release: $(STAMP)  ## every recipe with release: true to dist/, stopping at the first that fails
