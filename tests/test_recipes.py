@@ -39,9 +39,13 @@ def test_mobilenet_from_registries_alone(tmp_path: Path) -> None:
     assert fired["fold_conv_batch_norm"] == 52
     assert fired["fuse_conv_activation"] == 35
     assert fired["fuse_residual_add"] == 10
+    assert report["fusion"]["operators"] == {"before": 151, "after": 54}
+    peak = report["fusion"]["peak_bytes"]
+    assert peak["before"] >= 1.6 * peak["after"] > 0
     model = read_model(tmp_path / "mobilenet_full_integer_quant.tflite")
     counts = model.operator_counts()
     assert (counts["CONV_2D"], counts["DEPTHWISE_CONV_2D"]) == (35, 17)
+    assert (sum(counts.values()), counts["PAD"]) == (69, 5)
     assert "TRANSPOSE" not in counts and not model.float_operators()
     assert sum(op.activation == "RELU6" for op in model.operators) == 35
     assert {t.dtype for t in model.tensors} <= {"int8", "int32"}

@@ -106,7 +106,7 @@ def _fusion(outcomes: list[Outcome]) -> dict[str, Any]:
     for outcome in outcomes:
         for name in (
             "operators_before", "operators_after", "operators_tflite", "passes", "ledger", "saved",
-            "contract",
+            "contract", "operators", "intermediate_bytes", "peak_bytes",
         ):  # fmt: skip
             if name in outcome.evidence:
                 merged[name] = outcome.evidence[name]
