@@ -88,7 +88,9 @@ def run_passes(
     phases = [list(group) for _, group in groupby(passes, key=lambda p: p.phase)]
     for _ in range(MAX_ROUNDS):
         before = len(run.fired)
-        refused = [entry for phase in phases for entry in run.phase(phase)]
+        refused: list[LedgerEntry] = []
+        for phase in phases:
+            refused += run.phase(phase, refused)
         if len(run.fired) == before:
             kept = run.would + run.settled + refused
             return model, Ledger(tuple(_sorted(passes, _placed(run.fired, model) + kept)))
@@ -111,8 +113,11 @@ class _Run:
     _rested: dict[str, tuple[int, list[LedgerEntry]]] = field(default_factory=dict)
     _candidates: _Candidates = field(default_factory=lambda: _Candidates())
 
-    def phase(self, passes: Sequence[Pass]) -> list[LedgerEntry]:
+    def phase(self, passes: Sequence[Pass], earlier: Sequence[LedgerEntry]) -> list[LedgerEntry]:
         """Run a phase until none fires, from its first pass again after each that did.
+
+        Args:
+            earlier: the refusals of the phases before.
 
         Returns:
             The refusals that stand at the end.
@@ -126,7 +131,7 @@ class _Run:
                     continue
                 done, refusals = self._to_rest(entry)
                 if done:
-                    self._settle(entry, done, refused)
+                    self._settle(entry, done, [*earlier, *refused])
                     break
                 refused += refusals
             else:

@@ -197,6 +197,7 @@ PASS = PASSES.add(
             "fuse_norm_spelling",
             "fuse_residual_add",
         ),
+        instead_of=("fuse_norm_spelling", "replace_norm_spelling"),
         example="""(float[1,4,8,8] x, float[1,4,1,1] x2) => (float[1,4,8,8] y) {
             a = Exp(x)
             b = Mul(a, x2)

@@ -2,6 +2,8 @@ import onnx
 import onnx.inliner
 import pytest
 
+from edgefuse.graph.normalise import prepare
+from edgefuse.graph.pipeline import run_passes
 from edgefuse.graph.verify import compare, seeded_feed
 from edgefuse.passes.fuse_norm_spelling import PASS
 
@@ -145,3 +147,25 @@ def test_a_centred_value_may_be_what_is_normalised() -> None:
         b=1, epsilon=1e-6, axes=[-1],
     )  # fmt: skip
     check_pass(PASS, fires=[(model, 1, ["Sub", "RmsNormalization"])])
+
+
+def refusals(model: onnx.ModelProto) -> list[tuple[str, str, str]]:
+    _, ledger = run_passes(prepare(model))
+    return [(e.pass_name, e.reason, e.remedy) for e in ledger.entries if e.status == "refused"]
+
+
+def test_what_a_group_stands_in_for_stays_in_the_ledger() -> None:
+    assert refusals(written_norm(opset=13)) == [
+        (
+            "replace_norm_spelling",
+            "opset 13 has no LayerNormalization: it can only become a group",
+            "export at opset 17 or later",
+        )
+    ]
+
+
+def test_a_norm_over_other_axes_is_explained_though_its_root_joins_a_chain() -> None:
+    found = refusals(written_norm("2,8,5,8", axes=(1,)))
+    assert ("replace_norm_spelling", "averages over the axes [1] of 4") in [
+        (name, reason.split("ReduceMean_v' ")[-1].split(":")[0]) for name, reason, _ in found
+    ]
