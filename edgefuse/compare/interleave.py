@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +27,7 @@ from edgefuse.stage import Progress
 
 WORKER = "edgefuse.compare.worker"
 BURST_S = 0.2
+_AT_ONCE = 2
 _POLL_S = 0.05
 _PREPARE_LIMIT_S = 900.0
 _BURST_LIMIT_S = 120.0
@@ -82,6 +83,13 @@ class Measured:
     bursts_ms: list[list[float]] = field(default_factory=list)
     cpu_ms: list[float] = field(default_factory=list)
 
+    def ready(self, answer: Mapping[str, Any]) -> None:
+        """Take the worker's first answer."""
+        if "unavailable" in answer:
+            self.status, self.reason = "unavailable", answer["unavailable"]
+        else:
+            self.answer = answer
+
     def fail(self, error: EdgefuseError) -> None:
         self.status, self.reason = "error", error.message
         if error.where:
@@ -115,55 +123,79 @@ def run(
     by_name = {m.row.name: m for m in rows}
     environment = {**_ONE_THREAD, "TORCHINDUCTOR_CACHE_DIR": str(scratch / "inductor")}
     with ExitStack() as children:
-        ready: dict[str, Conversation] = {}
-        running: dict[str, tuple[Conversation, float]] = {}
-        waiting, done, failed = list(tasks), set[str](), dict[str, EdgefuseError]()
+        preparation = _Preparation(children, environment, list(tasks))
+        while preparation.unfinished:
+            preparation.start()
+            for name, outcome in preparation.ended():
+                if isinstance(outcome, EdgefuseError) and name in by_name:
+                    by_name[name].fail(outcome)
+                elif name in by_name:
+                    by_name[name].ready(outcome)
+                prepared(len(preparation.done), len(tasks), name)
+        there = [m for m in rows if m.status == "measured"]
+        pairs = [(m, preparation.talks[m.row.name]) for m in there]
+        _measure(pairs, rounds, invokes, measured)
 
-        def end(name: str, error: EdgefuseError | None) -> None:
-            done.add(name)
-            if error is not None:
-                failed[name] = error
-                if name in by_name:
-                    by_name[name].fail(error)
-            prepared(len(done), len(tasks), name)
 
-        while waiting or running:
-            for task in [t for t in waiting if t.after in failed]:
-                waiting.remove(task)
-                end(task.name, failed[task.after])
-            for task in [t for t in waiting if not t.after or t.after in done]:
-                if len(running) >= min(2, os.cpu_count() or 1):
-                    break
-                waiting.remove(task)
-                talk = children.enter_context(
-                    conversing(task.module, task.log, folder=task.folder, environment=environment)
-                )
-                talk.tell(task.job)
-                running[task.name] = talk, time.monotonic()
-            for name, (talk, begun) in list(running.items()):
-                try:
-                    answer = talk.hear(_POLL_S)
-                    if answer is None and time.monotonic() - begun > _PREPARE_LIMIT_S:
-                        raise ToolError(f"not ready after {_PREPARE_LIMIT_S:g} s")
-                except EdgefuseError as error:
-                    talk.stop()
-                    del running[name]
-                    end(name, error)
-                    continue
-                if answer is None:
-                    continue
-                del running[name]
-                if name not in by_name:
-                    talk.stop()
-                elif "unavailable" in answer:
-                    talk.stop()
-                    by_name[name].status = "unavailable"
-                    by_name[name].reason = answer["unavailable"]
-                else:
-                    ready[name] = talk
-                    by_name[name].answer = answer
-                end(name, None)
-        _measure([(by_name[n], ready[n]) for n in by_name if n in ready], rounds, invokes, measured)
+class _Preparation:
+    """The tasks on their way to ready, two at a time.
+
+    Attributes:
+        done: names of the tasks that ended, well or not.
+        talks: their children, by name; those that failed are stopped.
+    """
+
+    def __init__(
+        self, children: ExitStack, environment: Mapping[str, str], tasks: list[Task]
+    ) -> None:
+        self.done: set[str] = set()
+        self.talks: dict[str, Conversation] = {}
+        self._children, self._environment, self._waiting = children, environment, tasks
+        self._running: dict[str, float] = {}
+        self._failed: dict[str, EdgefuseError] = {}
+
+    @property
+    def unfinished(self) -> bool:
+        return bool(self._waiting or self._running)
+
+    def start(self) -> None:
+        """Start what may start, as far as there are CPUs."""
+        for task in list(self._waiting):
+            if len(self._running) >= min(_AT_ONCE, os.cpu_count() or 1):
+                return
+            if task.after in self._failed or (task.after and task.after not in self.done):
+                continue
+            self._waiting.remove(task)
+            talk = self._children.enter_context(
+                conversing(task.module, task.log, folder=task.folder, environment=self._environment)
+            )
+            talk.tell(task.job)
+            self.talks[task.name] = talk
+            self._running[task.name] = time.monotonic()
+
+    def ended(self) -> Iterator[tuple[str, Any]]:
+        """Tasks that have ended since, with their answers or errors."""
+        for task in [t for t in self._waiting if t.after in self._failed]:
+            self._waiting.remove(task)
+            yield self._end(task.name, self._failed[task.after])
+        for name, begun in list(self._running.items()):
+            try:
+                outcome: Any = self.talks[name].hear(_POLL_S)
+                if outcome is None and time.monotonic() - begun > _PREPARE_LIMIT_S:
+                    raise ToolError(f"not ready after {_PREPARE_LIMIT_S:g} s")
+            except EdgefuseError as error:
+                outcome = error
+            if outcome is not None:
+                del self._running[name]
+                yield self._end(name, outcome)
+
+    def _end(self, name: str, outcome: Any) -> tuple[str, Any]:
+        self.done.add(name)
+        if isinstance(outcome, EdgefuseError):
+            self._failed[name] = outcome
+            if name in self.talks:
+                self.talks[name].stop()
+        return name, outcome
 
 
 def _measure(
