@@ -13,9 +13,9 @@ c - (W * x + b) = (-W) * x + (c - b).
 Scope: Conv and ConvTranspose of any rank and grouping, Gemm, MatMul by a constant matrix, with or
 without the Add of its bias, read by the operator alone, directly or transposed (a learnt scale
 behind a block that keeps its channels last). A product of two matrices takes an offset by becoming
-a Gemm. Computed in float64 and cast last. Left alone: constants of any other shape (one
-for each row or pixel, or of a higher rank), c / (W * x + b), the Add behind a MatMul of a higher
-rank (it is the bias already), and what begins an activation that exporters spell out.
+a Gemm. Computed in float64 and cast last. Left alone: constants of any other shape (one for each
+row or pixel, or of a higher rank), c / (W * x + b), the Add behind a MatMul of a higher rank (it is
+the bias already), and what is part of an activation that exporters spell out.
 """
 
 from __future__ import annotations
@@ -62,14 +62,14 @@ def match(node: ir.Node, context: Context) -> Verdict:
     nodes = layer_nodes(value)
     if not nodes or value is None or operand is None:
         return None
+    if any(node in r.nodes and named(r) for r in regions(value) if len(r.nodes) > 1):
+        return None
     if not reads_alone(node, value):
         return _refuse(
             node, nodes[0], f"the output of {describe(nodes[-1])} {why_shared(value, node)}"
         )
     if node.op_type == "Div" and place == 0:
         return _refuse(node, nodes[0], f"{describe(node)} divides by what the layer computes")
-    if any(node in r.nodes and named(r) for r in regions(value) if len(r.nodes) > 1):
-        return None
     layer = read_layer(nodes, node)
     if isinstance(layer, Refusal):
         return layer

@@ -93,3 +93,20 @@ def test_the_catalogue_is_cheap_and_says_something() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_no_group_is_built_around_what_can_still_be_folded() -> None:
+    text = """<ir_version: 10, opset_import: ["" : 18]>
+    g (float[1,2,3,3] x) => (float[1,2,3,3] y)
+    <float[2,2,1,1] w = {1, 2, 3, 4}, float c = {0.5}, float[2] g = {1, 2}, float[2] v = {1, 4}> {
+        a = Conv(x, w)
+        b = Mul(a, c)
+        d = BatchNormalization(b, g, g, g, v)
+        e = Add(d, c)
+        f = BatchNormalization(e, g, g, g, v)
+        y = Relu(f) }"""
+    model, ledger = run_passes(prepare(onnx.parser.parse_model(text)))
+    assert [n.op_type for n in model.graph] == ["ConvRelu"]
+    assert ledger.fired("fold_conv_affine") == ledger.fired("fold_conv_batch_norm") == 2
+    assert ledger.fired("replace_batch_norm") == 0
+    assert not ledger.refused("fold_conv_batch_norm")

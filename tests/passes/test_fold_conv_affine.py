@@ -165,10 +165,22 @@ def test_left_to_others() -> None:
         c = Clip(a, zero, six)
         y = Div(c, six) }""", w=1, three=3.0, zero=0.0, six=6.0
     )  # fmt: skip
+    hard_swish = onnx_model(
+        """g (float[1,3,4,4] x, float[4,3,1,1] w, float three, float zero, float six)
+            => (float[1,4,4,4] y) {
+        t = Conv(x, w)
+        a = Add(t, three)
+        c = Clip(a, zero, six)
+        d = Div(c, six)
+        y = Mul(t, d) }""", w=1, three=3.0, zero=0.0, six=6.0
+    )  # fmt: skip
     integers = onnx_model("""g (int32[2,3] x, int32[3,4] w, int32 c) => (int32[2,4] y) {
         t = MatMul(x, w)
         y = Mul(t, c) }""", w=np.ones((3, 4)), c=2)  # fmt: skip
-    check_pass(PASS, ignores=[(m, "") for m in (bias, residual, scores, hard_sigmoid, integers)])
+    check_pass(
+        PASS,
+        ignores=[(m, "") for m in (bias, residual, scores, hard_sigmoid, hard_swish, integers)],
+    )
 
 
 def test_shared_weights_are_cloned() -> None:
