@@ -154,11 +154,19 @@ def _is_step(node: ir.Node, step: Step, made: Mapping[ir.Value, str | int]) -> b
     for value, operand in zip(node.inputs, operands):
         if isinstance(operand, float):
             array = constant(value)
-            if array is None or float(array.reshape(())) != float(array.dtype.type(operand)):
+            if array is None or array.ndim != _axes(node.op_type, node.outputs[0]):
+                return False
+            if float(array.reshape(())) != float(array.dtype.type(operand)):
                 return False
         elif value is None or made.get(value) != operand:
             return False
     return all(attribute(node, key, None) == value for key, value in attributes.items())
+
+
+def _axes(op_type: str, value: ir.Value) -> int:
+    """How many axes a constant has. An exponent has those of its base: onnx2tf writes a power of a
+    scalar 3 as products, and TFLite then no longer finds GELU."""
+    return 0 if op_type != "Pow" or value.shape is None else len(value.shape)
 
 
 def _takes(op_type: str, value: ir.Value, opset: int) -> bool:
@@ -183,7 +191,7 @@ def rewrite(found: Match, builder: GraphBuilder) -> None:
         inputs: list[ir.Value | None] = []
         for operand in operands:
             if isinstance(operand, float):
-                array = np.array(operand).astype(dtype)
+                array = np.full((1,) * _axes(op_type, output), operand).astype(dtype)
                 hint = f"{output.name}_{op_type.lower()}_constant"
                 inputs.append(builder.constant(array, hint, last.graph))
             else:

@@ -16,6 +16,7 @@ from edgefuse.child import serve
 from edgefuse.errors import StageError
 from edgefuse.tflite.read import parse_model
 from edgefuse.tflite.signature import KEY, with_signature
+from edgefuse.tflite.spelling import spell_hard_sigmoids
 
 
 def _no_network(*_: Any, **__: Any) -> None:
@@ -111,6 +112,7 @@ def _with_plain_names(source: str, destination: str, inputs: list[str], outputs:
     import onnx
 
     proto = onnx.load(source)
+    spell_hard_sigmoids(proto)
     taken = {name for node in proto.graph.node for name in (*node.input, *node.output)}
     names = {name: f"input_{k}" for k, name in enumerate(inputs)}
     names |= {name: f"output_{k}" for k, name in enumerate(outputs)}

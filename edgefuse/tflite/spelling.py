@@ -1,0 +1,75 @@
+"""Operators in the spelling that ends best in TFLite.
+
+Problem: a hard sigmoid, clip(x / 6 + 1/2, 0, 1), becomes MUL, ADD and RELU_0_TO_1. The quantiser
+has no int8 RELU_0_TO_1, and the converter folds the 1/6 into the weights of the layer before, which
+are then no longer those of the graph.
+
+Transformation: clip(x / 6 + 1/2, 0, 1) = clip(x + 3, 0, 6) / 6: the layer's bias takes the 3, its
+fused RELU6 the clip, and one int8 MUL remains.
+
+Scope: HardSigmoid with alpha 1/6 and beta 1/2, float32. Left alone: other slopes, for which TFLite
+has no fused clip.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import onnx
+
+CLIP_INPUTS_SINCE = 11
+
+
+def spell_hard_sigmoids(proto: onnx.ModelProto) -> int:
+    """Rewrite the hard sigmoids of a plain graph in place; returns how many there were."""
+    import onnx
+
+    opset = next(o.version for o in proto.opset_import if o.domain == "")
+    if opset < CLIP_INPUTS_SINCE:
+        return 0
+    graph = proto.graph
+    taken = {tensor.name for tensor in graph.initializer}
+    taken |= {name for node in graph.node for name in (*node.input, *node.output)}
+
+    def fresh(hint: str) -> str:
+        name = hint
+        while name in taken:
+            name += "_"
+        taken.add(name)
+        return name
+
+    nodes: list[onnx.NodeProto] = []
+    constants: dict[float, str] = {}
+    count = 0
+    for node in graph.node:
+        if not _is_hard_sigmoid(node):
+            nodes.append(node)
+            continue
+        count += 1
+        for number in (3.0, 0.0, 6.0, 1 / 6):
+            if number not in constants:
+                constants[number] = fresh(f"hard_sigmoid_{number:.3g}")
+        source, output = node.input[0], node.output[0]
+        shifted, clipped = fresh(f"{output}_shifted"), fresh(f"{output}_clipped")
+        nodes += [
+            onnx.helper.make_node("Add", [source, constants[3.0]], [shifted], shifted),
+            onnx.helper.make_node(
+                "Clip", [shifted, constants[0.0], constants[6.0]], [clipped], clipped
+            ),
+            onnx.helper.make_node("Mul", [clipped, constants[1 / 6]], [output], node.name),
+        ]
+    del graph.node[:]
+    graph.node.extend(nodes)
+    kind = onnx.TensorProto.FLOAT
+    graph.initializer.extend(
+        onnx.helper.make_tensor(name, kind, [], [number]) for number, name in constants.items()
+    )
+    return count
+
+
+def _is_hard_sigmoid(node: onnx.NodeProto) -> bool:
+    given: dict[str, float] = {attribute.name: attribute.f for attribute in node.attribute}
+    slope, shift = given.get("alpha", 0.2), given.get("beta", 0.5)
+    meant: bool = abs(slope - 1 / 6) < 1e-6 and abs(shift - 0.5) < 1e-6
+    return meant and node.domain == "" and node.op_type == "HardSigmoid"

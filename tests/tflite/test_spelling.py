@@ -1,0 +1,39 @@
+import numpy as np
+import onnx
+from passes.check_pass import onnx_model
+
+from edgefuse.graph.verify import compare
+from edgefuse.tflite.spelling import spell_hard_sigmoids
+
+X = {"x": np.linspace(-5, 5, 101).astype(np.float32).reshape(1, 101)}
+
+
+def model(body: str, opset: int = 18) -> onnx.ModelProto:
+    return onnx_model(f"g (float[1,101] x) => (float[1,101] y) {{ {body} }}", opset=opset)
+
+
+def test_hard_sigmoids_become_a_clip_to_six_and_a_product() -> None:
+    given = model(
+        "a = HardSigmoid <alpha = 0.16666667, beta = 0.5> (x) hard_sigmoid_3 = Neg(a) "
+        "y = HardSigmoid <alpha = 0.16666667> (hard_sigmoid_3)"
+    )
+    spelt = onnx.ModelProto()
+    spelt.CopyFrom(given)
+    assert spell_hard_sigmoids(spelt) == 2
+    wanted = ["Add", "Clip", "Mul", "Neg", "Add", "Clip", "Mul"]
+    assert [n.op_type for n in spelt.graph.node] == wanted
+    assert len(spelt.graph.initializer) == 4
+    onnx.checker.check_model(spelt, full_check=True)
+    compare(given, spelt, [X], max_relative_error=1e-6)
+
+
+def test_other_slopes_and_old_operator_sets_are_left_alone() -> None:
+    for given in (
+        model("y = HardSigmoid(x)"),
+        model("y = HardSigmoid <alpha = 0.16666667, beta = 0.4> (x)"),
+        model("y = HardSigmoid <alpha = 0.16666667> (x)", opset=9),
+        model("y = Sigmoid(x)"),
+    ):
+        before = given.SerializeToString(deterministic=True)
+        assert spell_hard_sigmoids(given) == 0
+        assert given.SerializeToString(deterministic=True) == before
