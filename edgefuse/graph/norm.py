@@ -170,6 +170,8 @@ def recognise(found: Statistics, opset: int) -> Norm | Refusal:
     axes = reduced_axes(found.mean, rank, opset)
     if axes is None:
         return _refuse(node, f"the axes of {describe(found.mean)} are not constant")
+    if all(source.shape[k] in (0, 1) for k in axes):
+        return _refuse(node, f"{describe(found.mean)} averages over one element, {list(axes)}")
     kinds = list(_kinds(found.centred, axes, rank))
     if not kinds:
         return _refuse(

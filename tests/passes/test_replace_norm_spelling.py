@@ -210,6 +210,25 @@ def test_refusals() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "model",
+    [
+        written_norm("2,8,1", scale=(1,)),
+        written_norm("2,8,1,1", axes=(2, 3), scale=(8, 1, 1)),
+        onnx_model(
+            """g (float[2,3] x, float epsilon, int64[0] axes) => (float[2,3] y) {
+            m = ReduceMean <noop_with_empty_axes = 1> (x, axes) c = Sub(x, m) p = Mul(c, c)
+            v = ReduceMean <noop_with_empty_axes = 1> (p, axes) e = Add(v, epsilon)
+            q = Sqrt(e) y = Div(c, q) }""",
+            epsilon=1e-3, axes=np.zeros(0),
+        ),
+    ],
+)  # fmt: skip
+def test_means_of_one_element(model: onnx.ModelProto) -> None:
+    """onnxruntime has no LayerNormalization of one element."""
+    check_pass(PASS, ignores=[(model, "averages over one element")])
+
+
 def test_a_deviation_is_no_variance() -> None:
     """(x - mean) / (sqrt(variance) + epsilon), as some write it, is another function."""
     model = onnx_model(
