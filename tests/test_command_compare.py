@@ -269,7 +269,7 @@ def test_a_recipe_without_torch(recipe: Path, tmp_path: Path) -> None:
     names = ("eager", "folded", "onnxruntime_basic", "edgefuse_disabled")
     ended = compare(other, *names, more=("--out", tmp_path / "out"))
     assert ended.code == 0, ended.err
-    assert "eager: unavailable: the recipe's source is an .onnx file" in ended.out
+    assert "eager, folded: unavailable: the recipe's source is an .onnx file" in ended.out
     assert "ratios and errors are to onnxruntime, basic" in ended.out and "to base" in ended.out
     rows = rows_of(json.loads((tmp_path / "out/compare.json").read_text()))
     assert rows["onnxruntime_basic"]["ratio_to_base"] == 1.0

@@ -81,10 +81,13 @@ def comparison_table(
     cells = padded_columns(table, range(1, 7), MAX_WIDTH, ellipsis)
     lines = ["  ".join(line).rstrip() for line in cells]
     notes = []
+    reasons: dict[str, list[str]] = {}
     for row in found:
         if row.get("status") != "measured":
-            why = f"{row.get('name')}: {row.get('status')}: {row.get('reason')}"
-            notes += wrapped(shown(why), MAX_WIDTH, "  ", ellipsis)
+            why = f"{row.get('status')}: {row.get('reason')}"
+            reasons.setdefault(why, []).append(str(row.get("name")))
+    for why, names in reasons.items():
+        notes += wrapped(shown(f"{', '.join(names)}: {why}"), MAX_WIDTH, "  ", ellipsis)
     for warning in document.get("warnings") or ():
         notes += wrapped(shown(f"warning: {warning}"), MAX_WIDTH, "  ", ellipsis)
     ending = (
