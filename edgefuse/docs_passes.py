@@ -19,10 +19,14 @@ from edgefuse.graph.example import shown
 from edgefuse.graph.pipeline import ordered_passes
 from edgefuse.graph.rule import PHASES, Pass
 
-_SHARED = tuple(f"edgefuse.graph.{m}" for m in ("activation", "batch_norm", "fold", "padding"))
+_SHARED = tuple(
+    f"edgefuse.graph.{m}"
+    for m in ("activation", "batch_norm", "fold", "group_norm", "linear", "norm", "padding")
+)
 _TRANSPARENT = ("describe", "list", "str")
 _INTRODUCTION = (
-    "Passes run phase by phase; inside a phase, a pass runs after those it names, ties by name. "
+    "Passes run phase by phase; inside a phase, a pass runs after those it names, ties by name, "
+    "and only while those before it find nothing more. "
     "The whole sequence is repeated until nothing fires. A pass answers for every candidate node: "
     "it fires, or it refuses and says why. Both are in the ledger of the report. `edgefuse passes` "
     "prints this order."
@@ -113,14 +117,31 @@ def refusals(module: ModuleType) -> Iterator[str]:
 
 
 def _keeps_shared_answer(tree: ast.AST, module: str) -> bool:
-    """Whether the pass keeps what a shared function answers, and so may refuse with it."""
+    """Whether the pass returns what a shared function answers, and so may refuse with it."""
     imports = (n for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and n.module == module)
     names = {alias.name for node in imports for alias in node.names}
-    kept = (n.value for n in ast.walk(tree) if isinstance(n, (ast.Assign, ast.NamedExpr)))
-    return any(
-        isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id in names
-        for value in kept
-    )
+    returns = (n for n in ast.walk(tree) if isinstance(n, ast.Return))
+    answers = {name for node in returns for name in _names(node.value)}
+    for node in ast.walk(tree):
+        if not isinstance(node, (ast.Assign, ast.NamedExpr)):
+            continue
+        target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+        call = node.value
+        if (
+            isinstance(call, ast.Call)
+            and isinstance(call.func, ast.Name)
+            and (call.func.id in names and ast.unparse(target) in answers)
+        ):
+            return True
+    return False
+
+
+def _names(returned: ast.expr | None) -> Iterator[str]:
+    """The variables of which a return hands one on."""
+    if isinstance(returned, ast.IfExp):
+        yield from (*_names(returned.body), *_names(returned.orelse))
+    elif isinstance(returned, ast.Name):
+        yield returned.id
 
 
 def _sentences(tree: ast.AST, module: ModuleType) -> Iterator[str]:

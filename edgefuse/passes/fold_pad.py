@@ -3,7 +3,7 @@
 Problem: exporters write asymmetric padding as an operator of its own, which copies the whole
 tensor; convolution and pooling pad for nothing while they read.
 
-Rewrite, for a Pad of zeros along spatial axes, p at the near and far sides:
+Rewrite, with zeros padded along spatial axes, p at the near and far sides:
 Conv<pads = q>(Pad<p>(x)) = Conv<pads = p + q>(x);
 AveragePool<pads = q>(Pad<p>(x)) = AveragePool<pads = p + q, count_include_pad = 1>(x);
 MaxPool<pads = q>(Pad<p>(x)) = MaxPool<pads = p + q>(x), x >= 0 or the padding below every number.
