@@ -31,6 +31,7 @@ from edgefuse.graph.reproduce import COMMAND, save, smallest
 from edgefuse.graph.rule import Pass
 from edgefuse.graph.snapshot import Snapshot
 from edgefuse.graph.verify import Feed
+from edgefuse.parity import difference
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -41,7 +42,8 @@ log = logging.getLogger("edgefuse")
 def run_proven(
     model: ir.Model,
     passes: Sequence[Pass],
-    feeds: Sequence[Feed],
+    sample: Feed,
+    probe: Feed,
     *,
     skip: Sequence[str] = (),
     fold_size_limit_bytes: int,
@@ -51,7 +53,8 @@ def run_proven(
     """Run passes on a normalised model, in place.
 
     Args:
-        feeds: what to prove each pass on.
+        sample: a real sample to prove each pass on.
+        probe: a random one; left out where the model has no finite answer to it.
         reproducer: the folder that a defect is saved in; None saves nothing.
         observe: called after each pass that fired and is proven.
 
@@ -61,7 +64,9 @@ def run_proven(
     Raises:
         StageError, ParityError: a pass is wrong.
     """
-    proof = _Proof(model, feeds, fold_size_limit_bytes=fold_size_limit_bytes, reproducer=reproducer)
+    proof = _Proof(
+        model, sample, probe, fold_size_limit_bytes=fold_size_limit_bytes, reproducer=reproducer
+    )
 
     def prove(entry: Pass, fired: int) -> None:
         proof.check(entry.name)
@@ -84,24 +89,18 @@ class _Proof:
     def __init__(
         self,
         model: ir.Model,
-        feeds: Sequence[Feed],
+        sample: Feed,
+        probe: Feed,
         *,
         fold_size_limit_bytes: int,
         reproducer: Path | None = None,
     ) -> None:
-        """Start from a normalised model.
-
-        Args:
-            feeds: what to prove it on.
-            reproducer: the folder that a defect is saved in; None saves nothing.
-        """
         self.errors: dict[str, float] = {}
         self._model = model
-        self._feeds = feeds
         self._fold_limit = fold_size_limit_bytes
         self._folder = reproducer
         self._state = Snapshot.of(model)
-        self._outputs: Outputs = self._state.run(feeds)
+        self._feeds, self._outputs = _answered(self._state, sample, probe)
         self._watched: dict[str, Watched] = {}
         self._fired: list[str] = []
         self._told: EdgefuseError | None = None
@@ -223,3 +222,13 @@ class _Proof:
             log.exception("no reproducer could be saved")
             return f"; no reproducer could be saved ({type(error).__name__}: {error})"
         return f"; reproducer: {self._folder} ({COMMAND} {self._folder})"
+
+
+def _answered(state: Snapshot, sample: Feed, probe: Feed) -> tuple[list[Feed], Outputs]:
+    """The feeds to prove passes on, and the outputs: noise alone may have no finite answer."""
+    try:
+        outputs = state.run([probe, sample])
+        difference([(outputs[0], outputs[0])])
+    except EdgefuseError:
+        return [sample], state.run([sample])
+    return [probe, sample], outputs
