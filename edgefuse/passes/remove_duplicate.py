@@ -8,8 +8,9 @@ the users of the second read the first.
 
 Scope: deterministic operators without subgraphs, in one graph; small constants are the same when
 their type, shape and bytes are. Left alone: two outputs of the graph (each needs a value of its
-own), quantisation operators (they are repeated on purpose), and a layer, a normalisation or a Pad
-whose readers differ: shared, it could take none of them in.
+own), readers of a value that has more than 200 of them, quantisation operators (they are repeated
+on purpose), and a layer, a normalisation or a Pad whose readers differ: shared, it could take none
+of them in.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ RANDOM = ("Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLi
 QUANTISATION = ("DequantizeLinear", "DynamicQuantizeLinear", "QuantizeLinear")
 TAKEN_IN = (*LAYERS, "BatchNormalization", "Pad")
 SMALL_BYTES = 4096
+MOST_READERS = 200  # each is compared with each
 
 
 def match(node: ir.Node, context: Context) -> Verdict:
@@ -61,11 +63,16 @@ def _twin(node: ir.Node) -> ir.Node | None:
     computed = [v for v in node.inputs if v is not None and not is_constant(v)]
     if not computed:
         return None
-    key = min(computed, key=lambda v: len(list(v.uses())))
+    key = min(computed, key=lambda v: len(v.uses()))
+    if len(key.uses()) > MOST_READERS:
+        return None
     same = [
         use.node
         for use in key.uses()
-        if use.node is not node and use.node.graph is node.graph and _equal(use.node, node)
+        if use.node.op_type == node.op_type
+        and use.node is not node
+        and use.node.graph is node.graph
+        and _equal(use.node, node)
     ]
     if not same:
         return None

@@ -144,3 +144,14 @@ def test_a_pad_that_two_convolutions_take_in_stays_double() -> None:
     check_pass(PASS, ignores=[(model, "their readers differ")])
     _, ledger = run_passes(prepare(model))
     assert ledger.fired("fold_pad") == 2
+
+
+def test_a_value_with_very_many_readers_costs_no_time() -> None:
+    def readers(count: int) -> onnx.ModelProto:
+        names = [f"v{i}" for i in range(count)]
+        body = " ".join(f"{name} = Relu(x)" for name in names)
+        text = f"g (float[4] x) => (float[4] y) {{ {body} y = Sum({', '.join(names)}) }}"
+        return onnx_model(text)
+
+    assert apply(PASS, readers(200)).ops == ["Relu", "Sum"]
+    check_pass(PASS, ignores=[(readers(201), "")])
