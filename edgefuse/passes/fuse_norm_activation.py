@@ -6,8 +6,9 @@ Rewrite: act(LayerNormalization(x, s, b)) = edgefuse.LayerNormalization<Act>(x, 
 likewise InstanceNormalization<Act> and GroupNormalization<Act>.
 
 Scope: the standard operators, with any activation that alone reads the result, however it is
-spelt. Left alone: a normalisation in front of a Conv, MatMul or Gemm. Unlike BatchNorm it cannot be
-folded into the weights, because its mean and variance are those of each input.
+spelt, a Reshape in between or not. Left alone: a normalisation in front of a Conv, MatMul or Gemm.
+Unlike BatchNorm it cannot be folded into the weights, because its mean and variance are those of
+each input.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING
 from edgefuse.graph.activation import Activation, activation_after
 from edgefuse.graph.group import fuse_nodes
 from edgefuse.graph.rule import PASSES, Context, Match, Pass, Refusal, Verdict
-from edgefuse.graph.values import describe, origin
+from edgefuse.graph.values import describe, origin, sole_user
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -31,9 +32,14 @@ LAYOUT = ("Reshape", "Transpose")
 
 def match(node: ir.Node, context: Context) -> Verdict:
     found = activation_after(node.outputs[0], context.opset)
+    view = None if isinstance(found, Activation) else sole_user(node.outputs[0])
+    nodes: tuple[ir.Node, ...] = (node,)
+    if view is not None and view.domain == "" and view.op_type == "Reshape":
+        viewed = activation_after(view.outputs[0], context.opset)
+        found, nodes = (viewed, (node, view)) if isinstance(viewed, Activation) else (found, nodes)
     if isinstance(found, Activation):
         name = str(node.op_type) + found.title
-        return Match((node, *found.nodes), {"name": name, "activation": found.kind})
+        return Match((*nodes, *found.nodes), {"name": name, "activation": found.kind})
     if (layer := _layer_behind(node.outputs[0])) is not None:
         (name, *_), (op_type, *_) = origin(layer)
         return Refusal(

@@ -55,6 +55,9 @@ PASS = PASSES.add(
         match=match,
         rewrite=rewrite,
         after=("fold_constants",),
+        example="""(float[4] x) => (float[1,4] y) {
+            places = Constant<value = int64[1,4] {0, 1, 2, 3}>()
+            y = Gather(x, places) }""",
     ),
     __name__,
 )

@@ -88,6 +88,8 @@ PASS = PASSES.add(
         rewrite=rewrite,
         after=("fold_constants", "replace_norm_spelling"),
         tolerance=1e-6,
+        example="""(float[2,4,6] x, float[4,6] scale, float[4,6] bias) => (float[2,4,6] y) {
+            y = LayerNormalization<axis = 1>(x, scale, bias) }""",
     ),
     __name__,
 )

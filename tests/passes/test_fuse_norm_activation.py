@@ -48,6 +48,22 @@ def test_fires(norm: str, tail: str, name: str, kind: str) -> None:
     compare(proto, plain, [seeded_feed(proto, seed=3)], max_relative_error=0.0)
 
 
+def test_a_reshape_in_between() -> None:
+    """As replace_layer_norm_axes leaves it behind."""
+    proto = onnx_model(
+        """g (float[2,12] x, float[12] s, int64[3] full) => (float[2,3,4] y) {
+        t = LayerNormalization <axis = -1> (x, s) r = Reshape(t, full) i = Sigmoid(r)
+        y = Mul(r, i) }""",
+        s=1, full=[2, 3, 4],
+    )  # fmt: skip
+    other = onnx_model(
+        """g (float[2,12] x, float[12] s, int64[3] full) => (float[2,3,4] y) {
+        t = LayerNormalization <axis = -1> (x, s) r = Reshape(t, full) y = Exp(r) }""",
+        s=1, full=[2, 3, 4],
+    )  # fmt: skip
+    check_pass(PASS, fires=[(proto, 1, ["LayerNormalizationSilu"])], ignores=[(other, "")])
+
+
 def test_without_a_bias() -> None:
     proto = model("LayerNormalization <axis = -1> (x, s)", "y = Relu(t)", opset=17)
     check_pass(PASS, fires=[(proto, 1, ["LayerNormalizationRelu"])])
