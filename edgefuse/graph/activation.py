@@ -243,8 +243,8 @@ def _spelt_but_shared(value: ir.Value) -> Refusal | None:
 def _shared(value: ir.Value, *nodes: ir.Node) -> Refusal:
     """The refusal of an activation that does not alone read the value."""
     producer = value.producer()
-    what = f"the output of {describe(producer)}" if producer else "what it reads"
+    source = f"the output of {describe(producer)}" if producer else "what it reads"
     others = sorted({describe(u.node) for u in value.uses() if u.node not in nodes})
     if value.is_graph_output() or len(nodes) == 1 or not others:
-        return _refuse(nodes[0], f"{what} {why_shared(value, nodes[0])}")
-    return _refuse(nodes[0], f"{what} ({value.name}) is also read by {', '.join(others)}")
+        return _refuse(nodes[0], f"{source} {why_shared(value, nodes[0])}")
+    return _refuse(nodes[0], f"{source} ({value.name}) is also read by {', '.join(others)}")

@@ -15,6 +15,7 @@ grows beyond 32 operators or 8 inputs. What stands between other operators is no
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from edgefuse.graph.group import fuse_nodes
@@ -103,44 +104,54 @@ def _is_pointwise(node: ir.Node | None) -> bool:
     return node is not None and node.domain == "" and node.op_type in POINTWISE
 
 
-def _unfit(node: ir.Node) -> str:
-    """Why the node can be in no region; empty when it can."""
+def _unfit(node: ir.Node) -> Refusal | None:
+    """Why the node can be in no region; None when it can."""
+    name = str(node.name)
     if not _is_pointwise(node) or not at_run_time(node):
-        return f"{describe(node)} is not pointwise"
+        return Refusal(f"{describe(node)} is not pointwise", (name,))
     for value in (*node.outputs, *node.inputs):
         if value is None or is_constant(value):
             continue
         if value.dtype is None or value.dtype.name not in DATA:
             kind = "an unknown type" if value.dtype is None else value.dtype.name.lower()
-            return f"{describe(node)} works on {kind} ({value.name})"
-    if node.outputs[0].shape is None:
-        return f"the shape of the output of {describe(node)} ({node.outputs[0].name}) is not known"
-    return ""
+            return Refusal(f"{describe(node)} works on {kind} ({value.name})", (name,))
+    value = node.outputs[0]
+    if value.shape is None:
+        return Refusal(
+            f"the shape of the output of {describe(node)} ({value.name}) is not known", (name,)
+        )
+    return None
 
 
-def _open(value: ir.Value) -> str:
-    """Why the value cannot be inside a region; empty when all that reads it may be in it too."""
+def _open(value: ir.Value) -> Refusal | None:
+    """Why the value cannot be inside a region; None when all that reads it may be in it too."""
     maker = value.producer()
     readers = sorted({use.node for use in value.uses()}, key=lambda n: str(n.name))
     if maker is None or not readers:
-        return f"{value.name} is no result of an operator"
-    what = f"the output of {describe(maker)}"
-    if value.is_graph_output() or any(n.graph is not maker.graph for n in readers):
-        return f"{what} {why_shared(value, readers[0])}"
+        return Refusal(f"{value.name} is no result of an operator", ())
+    name, source = str(maker.name), f"the output of {describe(maker)}"
     chained = [n for n in readers if _is_pointwise(n) or _is_chain(n)]
-    if len(chained) < len(readers):
-        return f"{what} {why_shared(value, (chained or readers)[0])}"
+    outside = value.is_graph_output() or any(n.graph is not maker.graph for n in readers)
+    if outside or len(chained) < len(readers):
+        return Refusal(f"{source} {why_shared(value, (chained or readers)[0])}", (name,))
     for reader in readers:
-        if not same_shape(value, reader.outputs[0]):
-            return (
-                f"{what} ({value.name}) has the shape {_shape(value)} and {describe(reader)} makes "
-                f"{_shape(reader.outputs[0])} of it: it would be computed again for each element"
+        made = reader.outputs[0]
+        if not same_shape(value, made):
+            return Refusal(
+                f"{source} ({value.name}) has the shape {_shape(value)} and {describe(reader)} "
+                f"makes {_shape(made)} of it: it would be computed again for each element",
+                (name,),
             )
         if _is_chain(reader):
-            return f"{what} ({value.name}) feeds {describe(reader)}, a group that takes no more"
-        if reason := _unfit(reader):
-            return f"{what} ({value.name}) feeds {describe(reader)}, and {reason}"
-    return ""
+            return Refusal(
+                f"{source} ({value.name}) feeds {describe(reader)}, a group that takes no more",
+                (name,),
+            )
+        if (found := _unfit(reader)) is not None:
+            return Refusal(
+                f"{source} ({value.name}) feeds {describe(reader)}, and {found.reason}", (name,)
+            )
+    return None
 
 
 def _is_chain(node: ir.Node) -> bool:
@@ -160,20 +171,22 @@ def _why_not(node: ir.Node) -> Refusal | None:
     )
     if not readers or not at_run_time(node):
         return None
-    reason = _unfit(node) or _open(node.outputs[0])
-    if not reason and len(readers) > 1:
-        names = " and ".join(describe(n) for n in readers)
-        reason = (
-            f"{names} read the output of {describe(node)} ({node.outputs[0].name}) and have no "
-            f"common result within {MAX_NODES} operators and {MAX_INPUTS} inputs"
+    nodes = (str(node.name), *(str(n.name) for n in readers))
+    if (found := _unfit(node) or _open(node.outputs[0])) is not None:
+        return replace(found, nodes=nodes)
+    if len(readers) > 1:
+        both = " and ".join(describe(n) for n in readers)
+        return Refusal(
+            f"{both} read the output of {describe(node)} ({node.outputs[0].name}) and have no "
+            f"common result within {MAX_NODES} operators and {MAX_INPUTS} inputs",
+            nodes,
         )
-    elif not reason:
-        reason = (
-            f"{describe(node)} and {describe(readers[0])} would be a region of more than "
-            f"{MAX_NODES} operators or {MAX_INPUTS} inputs, or one without a result of a "
-            "floating type"
-        )
-    return Refusal(reason, (str(node.name), *(str(n.name) for n in readers)))
+    reader = readers[0]
+    return Refusal(
+        f"{describe(node)} and {describe(reader)} would be a region of more than {MAX_NODES} "
+        f"operators or {MAX_INPUTS} inputs, or one without a result of a floating type",
+        nodes,
+    )
 
 
 def rewrite(found: Match, builder: GraphBuilder) -> None:
