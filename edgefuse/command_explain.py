@@ -221,6 +221,7 @@ def _document(found: Fused) -> dict[str, Any]:
                 **row.to_json(),
                 "ends_in": ends.get(row.into, []),
                 "merged_into": merged.get(row.into, ""),
+                "read_in_place": row.into in ends and not ends[row.into],
             }
             for row in rows
         ],

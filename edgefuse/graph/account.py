@@ -99,6 +99,9 @@ IRREDUCIBLE: Mapping[str, str] = {
 }  # fmt: skip
 
 
+_UNKNOWN: tuple[Fate, str] = ("unknown", "no pass knows this operator")
+
+
 @dataclass(frozen=True)
 class Account:
     """What became of one operator.
@@ -214,5 +217,10 @@ def _fate(
         return ("folded" if folded and node.op_type not in holder.runs else "fused"), ""
     if against:
         return "refused", "; ".join(against)
-    reason = IRREDUCIBLE.get(str(node.op_type)) if node.domain == "" else None
-    return ("irreducible", reason) if reason else ("unknown", "no pass knows this operator")
+    operator = str(node.op_type)
+    if operator not in holder.runs and len(holder.runs) == 1:
+        (rewritten,) = holder.runs
+        reason = IRREDUCIBLE.get(rewritten)
+        return ("irreducible", f"rewritten as {rewritten}: {reason}") if reason else _UNKNOWN
+    reason = IRREDUCIBLE.get(operator) if node.domain == "" else None
+    return ("irreducible", reason) if reason else _UNKNOWN

@@ -91,6 +91,8 @@ def _kernels(document: Mapping[str, Any]) -> list[str]:
 
 
 def _ends(row: Mapping[str, Any]) -> str:
+    if row.get("read_in_place"):
+        return "no operator: its input is read in place"
     text = ", ".join(row.get("ends_in") or ()) or DASH
     return f"{text} (in {row['merged_into']})" if row.get("merged_into") else text
 

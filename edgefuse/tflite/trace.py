@@ -7,6 +7,7 @@ file, as sorted numbers, which no change of layout can alter:
 
     max |sort(a) - sort(b)| <= tolerance * max |a|.
 
+A node that only moves values has those of its input: it is looked for behind it.
 What lies between the tensors so found, backwards from each, are the operators that the node became.
 A node whose values are nowhere was merged into the next one downstream that is found. The int8
 file has the float file's operators in the same order, but for QUANTIZE and DEQUANTIZE.
@@ -117,31 +118,38 @@ class _Search:
     tensor_of: dict[str, int] = field(default_factory=dict)
     _sorted: dict[int, Array] = field(default_factory=dict)
     _by_size: dict[int, list[int]] = field(default_factory=dict)
+    _makers: dict[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name, index in self.model.signature_inputs:
             self.tensor_of[name] = index
-        made = [index for op in self.model.operators for index in op.outputs]
-        for index in made:
+        self._makers = {i: op.index for op in self.model.operators for i in op.outputs}
+        for index in self._makers:
             if index in self.values:
                 self._by_size.setdefault(self.values[index].size, []).append(index)
 
     def find(self, step: Step) -> None:
+        read = [self.tensor_of[name] for name in step.inputs if name in self.tensor_of]
+        earliest = max((self._makers.get(index, -1) for index in read), default=-1)
+        if step.op_type in VIEWS:
+            earliest += 1
         for name in step.outputs:
             value = self.onnx_values.get(name)
             if value is None or value.dtype.kind != "f" or value.size == 0:
                 continue
-            same = [self.tensor_of[i] for i in step.inputs if i in self.tensor_of]
-            found = self._nearest(value, avoid=same if step.op_type in VIEWS else [])
+            found = self._nearest(value, earliest)
+            if found is None and step.op_type in VIEWS and read:
+                found = read[0]
             if found is not None:
                 self.tensor_of[name] = found
 
-    def _nearest(self, value: Array, avoid: Sequence[int]) -> int | None:
+    def _nearest(self, value: Array, earliest: int) -> int | None:
+        """The tensor with these numbers that is made first, by operator ``earliest`` or later."""
         wanted = np.sort(value, axis=None).astype(np.float32)
         limit = TOLERANCE * float(np.abs(wanted[[0, -1]]).max())
         best, least = None, np.inf
         for index in self._by_size.get(value.size, ()):
-            if index in avoid:
+            if self._makers[index] < earliest:
                 continue
             gap = float(np.abs(self._of(index) - wanted).max())
             if gap <= limit and gap < least * 0.5:
