@@ -74,8 +74,12 @@ def regions(source: ir.Value) -> Iterator[Region]:
             yield Region(source, tuple(nodes), result)
 
 
-def regions_before(result: ir.Value) -> Iterator[Region]:
-    """Every region that computes a value, smaller ones first; others may read the source too."""
+def regions_before(result: ir.Value, spare: ir.Value | None = None) -> Iterator[Region]:
+    """Every region that computes a value, smaller ones first; others may read the source too.
+
+    Args:
+        spare: an inner value that may be read elsewhere: what would be a region without that.
+    """
     added = result.producer()
     if added is None or not is_float(result):
         return
@@ -95,7 +99,22 @@ def regions_before(result: ir.Value) -> Iterator[Region]:
             known = 0 if source.shape is None else len(source.shape)
             if is_float(source) and rank <= known:
                 yield Region(source, tuple(reversed(nodes)), result)
-        added = next((p for v in outer if (p := _inner_producer(v, nodes)) is not None), None)
+        added = next((p for v in outer if (p := _inner_producer(v, nodes, spare))), None)
+
+
+def read_elsewhere(result: ir.Value) -> list[ir.Value]:
+    """Values among the pointwise operators before a result that others read, or are outputs."""
+    nodes: dict[ir.Node, None] = {}
+    pending = [result.producer()]
+    while pending and len(nodes) < MAX_NODES:
+        node = pending.pop(0)
+        if node is not None and node not in nodes and _is_scalar(node):
+            nodes[node] = None
+            pending += [v.producer() for v in node.inputs if v is not None]
+    if not any(node.op_type in CURVED for node in nodes):
+        return []
+    values = [node.outputs[0] for node in nodes if node.outputs[0] is not result]
+    return [v for v in values if v.is_graph_output() or any(u.node not in nodes for u in v.uses())]
 
 
 def _readers(
@@ -115,11 +134,15 @@ def _readers(
             yield node
 
 
-def _inner_producer(value: ir.Value, nodes: list[ir.Node]) -> ir.Node | None:
+def _inner_producer(
+    value: ir.Value, nodes: list[ir.Node], spare: ir.Value | None
+) -> ir.Node | None:
     """The producer of a value that only these nodes read, if it can join them."""
     node = value.producer()
     if node is None or node.graph is not nodes[0].graph or not _is_scalar(node):
         return None
+    if value is spare:
+        return node
     if value.is_graph_output() or any(use.node not in nodes for use in value.uses()):
         return None
     return node
@@ -260,13 +283,6 @@ def _softplus(x: Array) -> Array:
     return answer
 
 
-def _clip01(x: Array) -> Array:
-    import numpy as np
-
-    answer: Array = np.clip(x, 0, 1)
-    return answer
-
-
 def _tanh(x: Array) -> Array:
     import numpy as np
 
@@ -315,8 +331,8 @@ def _simple() -> Mapping[str, Callable[..., Any]]:
 FUNCTIONS: Mapping[str, Callable[[Array], Array]] = {
     "GELU": lambda x: 0.5 * x * (1 + _erf(x / math.sqrt(2))),
     "GELU_TANH": lambda x: 0.5 * x * (1 + _tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
-    "HARDSIGMOID": lambda x: _clip01(x / 6 + 0.5),
-    "HARDSWISH": lambda x: x * _clip01(x / 6 + 0.5),
+    "HARDSIGMOID": lambda x: (x / 6 + 0.5).clip(0, 1),
+    "HARDSWISH": lambda x: x * (x / 6 + 0.5).clip(0, 1),
     "MISH": lambda x: x * _tanh(_softplus(x)),
     "QUICKGELU": lambda x: x * _sigmoid(1.702 * x),
     "SIGMOID": _sigmoid,

@@ -24,12 +24,13 @@ from typing import TYPE_CHECKING, Any
 from edgefuse.graph.pointwise import (
     Region,
     named,
+    read_elsewhere,
     regions_before,
     results_from,
     running_order,
 )
 from edgefuse.graph.rule import PASSES, Context, Match, Pass, Refusal, Verdict
-from edgefuse.graph.values import attribute, constant, describe, set_origin
+from edgefuse.graph.values import attribute, constant, describe, set_origin, why_shared
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
 # Operators with which a spelling may end.
 ANCHORS = ("Add", "Clip", "Div", "Log", "Max", "Min", "Mul", "Neg", "Reciprocal", "Sub", "Tanh",
            "Where")  # fmt: skip
+
+MOST_SHARED = 3
 
 #: An operator type, its operands and its attributes. An operand is ``"x"``, the place of an earlier
 #: step, or a constant. Steps stand in :func:`edgefuse.graph.pointwise.running_order`.
@@ -113,7 +116,7 @@ def match(node: ir.Node, context: Context) -> Verdict:
     spelt = [r for r in regions_before(node.outputs[0]) if len(r.nodes) > 1]
     region, kind = next(((r, k) for r in reversed(spelt) if (k := named(r))), (None, ""))
     if region is None:
-        return None
+        return _why_not(node, context.opset)
     region = replace(region, nodes=running_order(region.result, region.nodes))
     wanted = next((s for since, s in SPELLINGS[kind] if since <= context.opset), None)
     if wanted is None or _is_spelt(region, wanted) or _is_part(region):
@@ -127,6 +130,26 @@ def match(node: ir.Node, context: Context) -> Verdict:
                 tuple(str(n.name) for n in reversed(region.nodes)),
             )
     return Match(region.nodes, {"source": region.source, "spelling": wanted})
+
+
+def _why_not(node: ir.Node, opset: int) -> Refusal | None:
+    """The refusal of what would be an activation, were an inner result not read elsewhere."""
+    for value in read_elsewhere(node.outputs[0])[:MOST_SHARED]:
+        for region in regions_before(node.outputs[0], spare=value):
+            maker = value.producer()
+            if maker not in region.nodes or not (kind := named(region)):
+                continue
+            ordered = running_order(region.result, region.nodes)
+            region = replace(region, nodes=ordered)
+            if any(_is_spelt(region, s) for since, s in SPELLINGS[kind] if since <= opset):
+                return None
+            reader = next(n for n in ordered if value in n.inputs)
+            return Refusal(
+                f"{describe(node)} ends a {kind}, but inside it the output of {describe(maker)} "
+                f"{why_shared(value, reader)}",
+                tuple(str(n.name) for n in reversed(ordered)),
+            )
+    return None
 
 
 def _is_part(region: Region) -> bool:
