@@ -334,7 +334,11 @@ def _affine(
     value: ir.Value, constants: Mapping[ir.Value, Array], probes: Sequence[Probe]
 ) -> tuple[ir.Value | None, ir.Value | None] | None:
     """Scale and bias with which the value is scale * n(x) + bias; None when there are none."""
-    choices: list[tuple[ir.Value | None, Array | float]] = list(constants.items())
+    choices: list[tuple[ir.Value | None, Array | float]] = [
+        (constant_value, array)
+        for constant_value, array in constants.items()
+        if all(_fits(array, normal) for _, normal in probes)
+    ]
     for scale, s in (*choices, (None, 1.0)):
         for bias, b in (*choices, (None, 0.0)):
             if all(_equal(values.get(value), normal * s + b) for values, normal in probes):
@@ -346,6 +350,12 @@ def _long_axes(array: Array, rank: int) -> set[int]:
     """The axes of a tensor of that rank along which a constant varies; -1 when it has more."""
     first = rank - array.ndim
     return {-1} if first < 0 else {first + k for k, n in enumerate(array.shape) if n != 1}
+
+
+def _fits(array: Array, tensor: Array) -> bool:
+    """Whether the constant broadcasts to the tensor's shape."""
+    pairs = zip(reversed(array.shape), reversed(tensor.shape))
+    return array.ndim <= tensor.ndim and all(n in (1, extent) for n, extent in pairs)
 
 
 def _equal(found: Array | None, wanted: Array) -> bool:
