@@ -4,7 +4,7 @@ Problem: classifiers end in a mean over the picture that keeps its axes as [N, C
 Reshape to [N, C]. Where the order of axes differs, as in TFLite, it costs a transposition.
 
 Rewrite: Reshape(Reduce(x, axes, keepdims = 1), [N, C]) = Reduce(x, axes, keepdims = 0);
-GlobalAveragePool(x) = ReduceMean(x, axes 2, 3, ...).
+GlobalAveragePool(x) = ReduceMean(x, axes 2, 3, ...). Axes are written from the front.
 
 Scope: Reshape, Flatten or Squeeze behind a reduction or GlobalAveragePool that it alone reads,
 where just the reduced axes go. Left alone: axes that are computed, shapes that are not known, a
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 REDUCTIONS = ("ReduceL1", "ReduceL2", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd",
               "ReduceSum")  # fmt: skip
 POOL = "GlobalAveragePool"
-MEAN_AXES_ARE_AN_INPUT_SINCE = 18
+AXES_ARE_AN_INPUT_SINCE = {"ReduceSum": 13}
 
 
 def match(node: ir.Node, context: Context) -> Verdict:
@@ -71,20 +71,17 @@ def rewrite(found: Match, builder: GraphBuilder) -> None:
     import numpy as np
 
     reduction, node = found.nodes
-    if reduction.op_type != POOL:
-        kept = {n: a for n, a in reduction.attributes.items() if n != "keepdims"}
-        attributes = [*kept.values(), *_attributes({"keepdims": 0})]
-        builder.node(reduction.op_type, list(reduction.inputs), attributes, replaces=found.nodes)
-        return
     axes: list[int] = found.data["axes"]
+    kept = [a for n, a in reduction.attributes.items() if n not in ("keepdims", "axes")]
+    operator = "ReduceMean" if reduction.op_type == POOL else reduction.op_type
     inputs: list[ir.Value | None] = [reduction.inputs[0]]
-    if found.data["opset"] < MEAN_AXES_ARE_AN_INPUT_SINCE:
-        attributes = _attributes({"axes": axes, "keepdims": 0})
+    given: dict[str, object] = {"keepdims": 0}
+    if found.data["opset"] < AXES_ARE_AN_INPUT_SINCE.get(operator, 18):
+        given["axes"] = axes
     else:
         name = f"{node.outputs[0].name}_axes"
         inputs.append(builder.constant(np.array(axes, np.int64), name, node.graph))
-        attributes = _attributes({"keepdims": 0})
-    builder.node("ReduceMean", inputs, attributes, replaces=found.nodes)
+    builder.node(operator, inputs, [*kept, *_attributes(given)], replaces=found.nodes)
 
 
 def _attributes(given: dict[str, object]) -> list[ir.Attr]:
