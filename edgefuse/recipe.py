@@ -352,9 +352,7 @@ class Recipe(Section):
         if self.release and self.model.random_weights:
             raise ValueError("random weights can never be released: set release: false")
         if self.model.tflite and (self.contract.fused or self.fuse.skip):
-            raise ValueError(
-                "a tflite source runs no passes: drop fuse.skip, contract.fused"
-            )
+            raise ValueError("a tflite source runs no passes: drop fuse.skip, contract.fused")
         gates = self.gates
         if self.release and not (gates.accuracy and gates.memory and gates.latency):
             raise ValueError("a released recipe needs all gates: accuracy, memory, latency")
