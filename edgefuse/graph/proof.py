@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 
 Kind = Literal["raised", "endless", "invalid", "values", "numbers"]
 Outputs = Sequence[Mapping[str, Array]]
+NOISE_SEED = 21
+NOISES = 16
+WIDEST_NOISE = 1e-3
 SAYS: Mapping[Kind, str] = {
     "raised": "raised an exception",
     "endless": "never comes to an end",
@@ -128,13 +131,20 @@ class Watched:
 
 
 def judge(
-    before: Snapshot, after: Snapshot, expected: Outputs, feeds: Sequence[Feed], tolerance: float
+    before: Snapshot,
+    after: Snapshot,
+    expected: Outputs,
+    feeds: Sequence[Feed],
+    tolerance: float,
+    noise: float,
 ) -> tuple[Failure | None, float, Outputs]:
     """Compare a graph with the one before it.
 
     Args:
         expected: the outputs of ``before`` on the feeds.
         tolerance: in float32; scaled to the types of the graph.
+        noise: of the graph, from :func:`noise_of`. A rewrite that rounds otherwise (a tolerance
+            above 0) may differ by :data:`NOISES` of it.
 
     Returns:
         What is wrong if anything is, the largest relative error, and the new outputs.
@@ -150,11 +160,38 @@ def judge(
     except EdgefuseError as error:
         return Failure("invalid", error.message), 0.0, ()
     limit = scaled_tolerance(tolerance, before.dtypes)
+    if tolerance > 0:
+        limit = max(limit, min(NOISES * noise, WIDEST_NOISE))
     try:
         found = difference(zip(expected, outputs), max_relative_error=limit)
     except ParityError as error:
         return Failure("numbers", error.message, error.where), 0.0, ()
     return None, found.max_rel_to_peak, outputs
+
+
+def noise_of(state: Snapshot, feeds: Sequence[Feed], expected: Outputs) -> float:
+    """How far one rounding of the inputs moves the outputs, relative to their peak.
+
+    A network may amplify a rounding a thousandfold (one with random weights and many gates does).
+    What is below that says nothing about a rewrite.
+    """
+    import numpy as np
+
+    random = np.random.default_rng(NOISE_SEED)
+    moved = [
+        {
+            name: value * (1 + np.finfo(value.dtype).eps * random.choice([-1, 1], value.shape))
+            if np.issubdtype(value.dtype, np.floating)
+            else value
+            for name, value in feed.items()
+        }
+        for feed in feeds
+    ]
+    rounded = [{n: v.astype(feed[n].dtype) for n, v in m.items()} for m, feed in zip(moved, feeds)]
+    try:
+        return difference(zip(expected, state.run(rounded))).max_rel_to_peak
+    except ParityError:
+        return 0.0
 
 
 def failure_of(
@@ -173,6 +210,7 @@ def failure_of(
     model = prepare(proto)
     before = Snapshot.of(model)
     expected = before.run(feeds)
+    noise = noise_of(before, feeds, expected)
     watched = [Watched(entry, limit=limit).entry for entry in passes]
     try:
         run_passes(model, passes=watched, fold_size_limit_bytes=fold_size_limit_bytes)
@@ -181,7 +219,7 @@ def failure_of(
     except StageError as error:
         return Failure("endless", error.message)
     tolerance = sum(entry.tolerance for entry in passes)
-    return judge(before, Snapshot.of(model), expected, feeds, tolerance)[0]
+    return judge(before, Snapshot.of(model), expected, feeds, tolerance, noise)[0]
 
 
 def replayed(

@@ -25,6 +25,7 @@ from edgefuse.graph.proof import (
     failure_of,
     first_application,
     judge,
+    noise_of,
     replayed,
 )
 from edgefuse.graph.reproduce import COMMAND, save, smallest
@@ -101,6 +102,7 @@ class _Proof:
         self._folder = reproducer
         self._state = Snapshot.of(model)
         self._feeds, self._outputs = _answered(self._state, sample, probe)
+        self._noise = noise_of(self._state, self._feeds, self._outputs)
         self._watched: dict[str, Watched] = {}
         self._fired: list[str] = []
         self._told: EdgefuseError | None = None
@@ -119,7 +121,9 @@ class _Proof:
         watched = self._watched[name]
         tolerance = watched.original.tolerance
         after = Snapshot.of(self._model)
-        failure, error, outputs = judge(self._state, after, self._outputs, self._feeds, tolerance)
+        failure, error, outputs = judge(
+            self._state, after, self._outputs, self._feeds, tolerance, self._noise
+        )
         if failure is not None:
             number = self._first_wrong(watched, failure)
             raise self._defect([watched], failure, watched.applied[number - 1], number - 1)

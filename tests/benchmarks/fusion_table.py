@@ -65,7 +65,11 @@ def main() -> None:
 
 def measure(model: ZooModel, folder: Path) -> dict[str, Any]:
     """The figures of one model; what could not be made is None, with the error beside it."""
-    found = pipeline.run(write_recipe(model, folder, small=False), until="convert")
+    # Random weights: some models amplify a rounding several hundredfold.
+    lenient = {"max_relative_error": 1e-3}
+    sections = dict.fromkeys(("export", "fuse", "convert"), lenient)
+    recipe = write_recipe(model, folder, small=False, **sections)
+    found = pipeline.run(recipe, until="convert")
     row: dict[str, Any] = {"inputs": {n: [1, *s] for n, s in model.shapes(False).items()}}
     row["fuse_seconds"] = round(found.seconds.get("fuse", 0.0), 2)
     unfused = prepare(load_proto(found.out / f"{model.name}.onnx"))
