@@ -115,7 +115,25 @@ def _attention(members: Mapping[str, Sequence[ir.Node]], costs: Mapping[str, Cos
         f"({part.bytes_moved / 1e6:.1f} MB); its softmax reads whole rows, so pointwise fusion "
         "stops there"
     )
-    return [Advice("attention", text, {"kernels": len(mine), "bytes_share": share})]
+    figures = {"kernels": len(mine), "bytes_share": share}
+    if projections := _projections(members):
+        text += (
+            f"; its {projections} projections stay apart: packed into one, they would share one "
+            "int8 range and be copied apart again"
+        )
+        figures["projections"] = projections
+    return [Advice("attention", text, figures)]
+
+
+def _projections(members: Mapping[str, Sequence[ir.Node]]) -> int:
+    """Products with a constant matrix of which three or more read the same value."""
+    readers: dict[ir.Value, int] = {}
+    for node in (n for nodes in members.values() for n in nodes):
+        if node.op_type in ("MatMul", "Gemm") and is_constant(node.inputs[1]):
+            source = node.inputs[0]
+            if source is not None:
+                readers[source] = readers.get(source, 0) + 1
+    return sum(count for count in readers.values() if count >= 3)
 
 
 def _tiny(costs: Mapping[str, Cost], balance: Balance) -> list[Advice]:
