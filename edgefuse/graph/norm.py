@@ -101,7 +101,9 @@ def statistics(node: ir.Node) -> Statistics | Refusal | None:
             return _refuse(node, f"the epsilon of {describe(added)} {what}", remedy)
         if array.size != 1:
             return _refuse(node, f"the epsilon ({offset.name}) of {describe(added)} is no scalar")
-        return _of_mean(node, variance, float(array.reshape(())))
+        if not (epsilon := float(array.reshape(()))) >= 0:
+            return _refuse(node, f"the epsilon ({offset.name}) of {describe(added)} is below 0")
+        return _of_mean(node, variance, epsilon)
     return None
 
 

@@ -194,12 +194,19 @@ def test_refusals() -> None:
         e = Add(v, epsilon) q = Sqrt(e) y = Div(c, q) }""",
         epsilon=1e-3, axes=[1], others=[2],
     )  # fmt: skip
+    negative = onnx_model(
+        """g (float[2,5,8] x, float epsilon, int64[1] axes) => (float[2,5,8] y) {
+        m = ReduceMean(x, axes) c = Sub(x, m) p = Mul(c, c) v = ReduceMean(p, axes)
+        e = Add(v, epsilon) q = Sqrt(e) y = Div(c, q) }""",
+        epsilon=-1e-3, axes=[-1],
+    )  # fmt: skip
     check_pass(
         PASS,
         ignores=[
             (written_norm("2,8,5,8", axes=(1,)), "averages over the axes [1] of 4"),
             (written_norm("2,5,8,8", axes=(1, 3)), "averages over the axes [1, 3] of 4"),
             (per_token, "is no scalar"),
+            (negative, "the epsilon (epsilon) of Add 'Add_e' is below 0"),
             (computed, "the epsilon of Add 'Add_e' (w) is computed at run time by Abs"),
             (other_axes, "is not (x - mean) / sqrt(variance + epsilon)"),
             (written_norm(text="y = Mul(n, q)"), "(q) is also read by Mul"),
