@@ -122,6 +122,10 @@ def _one(name: str, expected: Array, actual: Array, sample: int, said: str) -> D
             f"the reference has {expected.shape} {expected.dtype}",
             where=where,
         )
+    if expected.dtype.kind == "O":  # strings
+        if not np.array_equal(expected, actual):
+            raise ParityError(f"{said}the strings differ", where=where)
+        return Difference(0.0, 0.0, None, name, sample, sample + 1)
     a, b = expected.astype(np.float64), actual.astype(np.float64)
     for side, values in (("reference", a), ("candidate", b)):
         if not np.isfinite(values).all():

@@ -91,10 +91,13 @@ class Runner:
             DataError: an input is missing.
             ToolError: onnxruntime cannot run the model on this feed.
         """
+        import numpy as np
+
         if missing := sorted(set(self.inputs) - set(feed)):
             raise DataError(f"the sample has no value for input {missing[0]!r}")
         try:
-            values = self._session.run(self.outputs, {n: feed[n] for n in self.inputs})
+            given = {name: np.asarray(feed[name]) for name in self.inputs}
+            values = self._session.run(self.outputs, given)
         except Exception as error:
             raise self._refused("run", error) from error
         return dict(zip(self.outputs, values))
@@ -164,6 +167,7 @@ def seeded_feed(proto: onnx.ModelProto, *, seed: int, like: Feed | None = None) 
 
     rng = np.random.default_rng(seed)
     given = {i.name for i in proto.graph.initializer}
+    drawn: Any
     feed: dict[str, Array] = {}
     for value in proto.graph.input:
         if value.name in given:
@@ -180,7 +184,8 @@ def seeded_feed(proto: onnx.ModelProto, *, seed: int, like: Feed | None = None) 
             if sample.size and np.issubdtype(sample.dtype, np.floating):
                 mean, spread = float(sample.mean()), float(sample.std()) or 1.0
         if np.issubdtype(dtype, np.floating) or dtype.name == "bfloat16":
-            feed[value.name] = (rng.standard_normal(shape) * spread + mean).astype(dtype)
+            drawn = rng.standard_normal(shape) * spread + mean
         else:
-            feed[value.name] = rng.integers(0, 2, shape).astype(dtype)
+            drawn = rng.integers(0, 2, shape)
+        feed[value.name] = np.asarray(drawn).astype(dtype)
     return feed

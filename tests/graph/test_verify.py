@@ -70,6 +70,23 @@ def test_rejects_other_outputs_and_shapes() -> None:
         compare(convolution(WEIGHT), wider, feeds())
 
 
+def test_strings_are_compared_as_they_are() -> None:
+    text = '<ir_version: 10, opset_import: ["" : 18]>\ng (float x) => (float y, string[N] z) {\n'
+    text += 'y = Neg(x) z = Constant <value_strings = ["a", "%s"]> () }'
+    first, other = (onnx.parser.parse_model(text % end) for end in ("b", "c"))
+    feed = seeded_feed(first, seed=1)
+    assert compare(first, first, [feed]).max_abs == 0
+    with pytest.raises(ParityError, match="the strings differ"):
+        compare(first, other, [feed])
+
+
+def test_scalars_of_numpy_are_fed() -> None:
+    text = '<ir_version: 10, opset_import: ["" : 18]>\ng (float x, int64 k) => (float y) {\n'
+    model = onnx.parser.parse_model(text + "c = Cast <to = 1> (k) y = Mul(x, c) }")
+    for feed in (seeded_feed(model, seed=1), {"x": np.float32(2), "k": np.int64(1)}):
+        assert compare(model, model, [feed]).max_abs == 0
+
+
 def test_nothing_compared_is_an_error() -> None:
     with pytest.raises(DataError, match="empty"):
         compare(convolution(WEIGHT), convolution(WEIGHT), [])
