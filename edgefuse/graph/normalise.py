@@ -50,6 +50,14 @@ def load_proto(path: Path) -> onnx.ModelProto:
             hint="export it again, or check it with onnx.checker.check_model",
             where=str(path),
         ) from error
+    for kind, values in (("input", proto.graph.input), ("output", proto.graph.output)):
+        for value in values:
+            if not value.type.HasField("tensor_type"):
+                raise SourceError(
+                    f"{kind} {value.name!r} is no tensor",
+                    hint="only tensors can be sampled and compared: export the model with tensors",
+                    where=str(path),
+                )
     return proto
 
 
@@ -83,14 +91,23 @@ def prepare(proto: onnx.ModelProto) -> ir.Model:
     """The normalised model of a checked proto; the proto is not changed.
 
     Raises:
-        SourceError: when the model was exported in training mode.
+        SourceError: when the model was exported in training mode, or holds what has no place here.
     """
     import onnx_ir as ir
 
-    model: ir.Model = ir.serde.deserialize_model(_inline_foreign(proto))
+    try:
+        model: ir.Model = ir.serde.deserialize_model(_inline_foreign(proto))
+    except ir.serde.SerdeError as error:
+        cause: BaseException = error
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
+        raise SourceError(
+            f"the model cannot be read: {str(cause).strip().splitlines()[0]}",
+            hint="export it with dense tensors only",
+        ) from error
+    _name_everything(model)
     refuse_training_mode(model)
     drop_metadata(model)
-    _name_everything(model)
     _constants_to_initializers(model)
     model.ir_version = max(int(model.ir_version), MIN_IR_VERSION)
     drop_dead(model)

@@ -229,10 +229,16 @@ class _Proof:
 
 
 def _answered(state: Snapshot, sample: Feed, probe: Feed) -> tuple[list[Feed], Outputs]:
-    """The feeds to prove passes on, and the outputs: noise alone may have no finite answer."""
+    """The feeds to prove passes on, and the outputs: noise alone may have no finite answer.
+
+    Raises:
+        ParityError: the answer to the real sample is not finite, before any pass.
+    """
+    outputs = state.run([sample])
+    difference([(outputs[0], outputs[0])], what="before any pass")
     try:
-        outputs = state.run([probe, sample])
-        difference([(outputs[0], outputs[0])])
+        answer = state.run([probe])
+        difference([(answer[0], answer[0])])
     except EdgefuseError:
-        return [sample], state.run([sample])
-    return [probe, sample], outputs
+        return [sample], outputs
+    return [probe, sample], [*answer, *outputs]

@@ -6,7 +6,7 @@ import onnx
 import onnx.parser
 import pytest
 
-from edgefuse.errors import DataError, RecipeError, SourceError, StageError
+from edgefuse.errors import DataError, ParityError, RecipeError, SourceError, StageError
 from edgefuse.graph.fuse import fuse_file
 from edgefuse.graph.group import groups, inline_groups
 from edgefuse.graph.verify import compare
@@ -181,6 +181,52 @@ def test_bad_input(source: Path, tmp_path: Path) -> None:
         fuse_file(source, out, feeds=samples())
     with pytest.raises(SourceError, match="not a valid ONNX model"):
         fuse_file(tmp_path / "missing.onnx", out, feeds=samples())
+
+
+def test_only_dense_tensors(tmp_path: Path) -> None:
+    make = onnx.helper
+    dense = make.make_tensor_value_info("x", 1, [2])
+    result = make.make_tensor_value_info("y", 1, [2])
+    listed = make.make_tensor_sequence_value_info("y", 1, [2])
+    sparse = make.make_sparse_tensor(
+        onnx.numpy_helper.from_array(np.ones(1, np.float32), "v"),
+        onnx.numpy_helper.from_array(np.zeros(1, np.int64), "i"),
+        [2],
+    )
+    constant = make.make_node("Constant", [], ["c"], sparse_value=sparse)
+    for nodes, output, match in (
+        ([make.make_node("SequenceConstruct", ["x", "x"], ["y"])], listed, "'y' is no tensor"),
+        ([constant, make.make_node("Add", ["x", "c"], ["y"])], result, "Sparse tensors"),
+    ):
+        graph = make.make_graph(nodes, "g", [dense], [output])
+        path = tmp_path / "in.onnx"
+        imports = [make.make_opsetid("", 18)]
+        onnx.save(make.make_model(graph, opset_imports=imports, ir_version=10), str(path))
+        with pytest.raises(SourceError, match=match):
+            fuse_file(path, tmp_path / "out.onnx", feeds=[{"x": np.ones(2, np.float32)}])
+
+
+def test_no_pass_is_blamed_for_a_model_without_finite_answers(source: Path, tmp_path: Path) -> None:
+    proto = onnx.load(str(source))
+    weights = next(t for t in proto.graph.initializer if t.name == "w1")
+    broken = onnx.numpy_helper.to_array(weights).copy()
+    broken[0, 0, 0, 0] = np.nan
+    weights.CopyFrom(onnx.numpy_helper.from_array(broken, "w1"))
+    onnx.save(proto, str(source))
+    with pytest.raises(ParityError, match="before any pass: the reference has NaN"):
+        fuse_file(source, tmp_path / "out.onnx", feeds=samples(), reproducer=tmp_path / "case")
+    assert not (tmp_path / "case").exists()
+
+
+def test_a_node_without_a_name_is_named_when_it_would_train(tmp_path: Path) -> None:
+    proto = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["" : 18]> g (float[2] x) => (float[2] y)'
+        "<float r = {0.5}, bool t = {1}> { y = Dropout(x, r, t) }"
+    )
+    path = tmp_path / "in.onnx"
+    onnx.save(proto, str(path))
+    with pytest.raises(SourceError, match="Dropout 'Dropout_y' was exported in training mode"):
+        fuse_file(path, tmp_path / "out.onnx", feeds=[{"x": np.ones(2, np.float32)}])
 
 
 def test_old_files_and_foreign_functions(tmp_path: Path) -> None:
