@@ -14,7 +14,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from edgefuse.errors import EXIT_CODES, EXIT_INTERRUPTED, EdgefuseError
+from edgefuse.errors import EXIT_CODES, EXIT_INTERRUPTED, EdgefuseError, StoreError
 
 _EXITS = "  ".join(f"{code}: {meaning}." for code, meaning in EXIT_CODES.items())
 
@@ -300,11 +300,17 @@ def _command_line() -> str:
 
 
 def _print(text: str) -> None:
-    """A result on stdout. A reader that has gone does not change how the command ends."""
+    """A result on stdout. A reader that has gone does not change how the command ends.
+
+    Raises:
+        StoreError: it cannot be written, as on a full disk.
+    """
     try:
         print(text, flush=True)
-    except BrokenPipeError:
+    except OSError as error:
         sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115
+        if not isinstance(error, BrokenPipeError):
+            raise StoreError(f"the result cannot be written: {error.strerror}") from error
 
 
 def _say(text: str) -> None:
@@ -333,7 +339,8 @@ def _guarded(action: Callable[[], Any]) -> int:
 
 def _ended(code: int, text: str, **fields: str) -> int:
     if "--json" in sys.argv:
-        _print(json.dumps({"error": fields, "exit_code": code}, indent=1))
+        with contextlib.suppress(StoreError):  # how the command ended matters more
+            _print(json.dumps({"error": fields, "exit_code": code}, indent=1))
     _say(text)
     return code
 
@@ -367,8 +374,13 @@ def main() -> NoReturn:
 
     Start-up makes no garbage, and looking for it takes a tenth of a cached run; the runner turns
     collection on before a stage does real work. Neither does a recipe need pydantic's plugins,
-    which are looked for in every installed distribution.
+    which are looked for in every installed distribution. Streams that the caller closed swallow.
     """
+    for name in ("stdin", "stdout", "stderr"):  # in the order of their descriptors
+        if getattr(sys, f"__{name}__") is None:
+            stream = Path(os.devnull).open("r" if name == "stdin" else "w")  # noqa: SIM115
+            setattr(sys, name, stream)
+            setattr(sys, f"__{name}__", stream)
     gc.disable()
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     sys.exit(_guarded(app))
