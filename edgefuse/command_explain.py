@@ -186,9 +186,12 @@ def _of_model(path: Path, work: Path, console: Console) -> Fused:
                 where=str(path),
             )
     fused = work / "fused.onnx"
+    console.stage_started("fuse", 1, 1, None)
+    begun = time.perf_counter()
     evidence = fuse_file(
         path, fused, feeds=[seeded_feed(proto, seed=SEED)], progress=console.progress
     )
+    console.stage_ended("fuse", "ran", time.perf_counter() - begun, "")
     return Fused(path.name, path, fused, evidence)
 
 
@@ -249,8 +252,9 @@ def _narrowed(document: dict[str, Any], node: str | None, refused_only: bool) ->
         names |= {row["node"], row["module"], row["into"]}
     for entry in document["entries"]:
         names |= {entry["module"], *entry["nodes"]}
+    names.discard("")
     if not any(_concerns(node, [name]) for name in names):
-        near = difflib.get_close_matches(node, sorted(names - {""}), n=1)
+        near = difflib.get_close_matches(node, sorted(names), n=1)
         raise UsageError(
             f"no node or module is called {node!r}"
             + (" among the refused" if refused_only else ""),

@@ -122,4 +122,5 @@ def test_explain_as_text(recipe: Path) -> None:
 def test_explain_of_an_unknown_node(recipe: Path) -> None:
     done = edgefuse("explain", recipe, "-q", "--node", "stem.9")
     assert done.code == 2 and "no node or module is called 'stem.9'" in done.err
+    assert edgefuse("explain", recipe, "-q", "--node", "").code == 2
     assert "did you mean 'stem." in done.err
