@@ -92,12 +92,12 @@ def test_the_real_stages_apply_by_the_recipe() -> None:
     def names(**changes: object) -> list[str]:
         return [s.name for s in stages_of(recipe(**changes))]
 
-    ends = ["convert", "quantize", "check"]
+    ends = ["convert", "quantize", "trace", "check"]
     assert names() == ["export", "fuse", *ends, "package"]
     gates = ["gate_accuracy", "gate_latency", "gate_memory"]
     assert names(gates=GATES) == ["export", "fuse", *ends, *gates, "package"]
     model = {"tflite": {"path": "m"}, "inputs": [{"name": "x", "shape": [1, 2]}]}
-    assert names(model=model) == [*ends, "package"]
+    assert names(model=model) == ["convert", "quantize", "check", "package"]
 
 
 def test_weights_that_the_callable_loads_are_never_cached() -> None:

@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import difflib
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgefuse.errors import DataError, RecipeError, StageError
-from edgefuse.graph.ledger import Ledger
 from edgefuse.graph.normalise import load_proto, prepare
 from edgefuse.graph.pipeline import ordered, run_passes
 from edgefuse.graph.proven import run_proven
@@ -39,7 +38,6 @@ def fuse_file(
     *,
     feeds: Iterable[Feed],
     skip: Sequence[str] = (),
-    require: Mapping[str, int] | None = None,
     max_relative_error: float = 1e-4,
     reproducer: Path | None = None,
     fold_size_limit_bytes: int = 1 << 22,
@@ -50,7 +48,6 @@ def fuse_file(
     Args:
         feeds: real samples, dictionaries keyed by input name; at least one.
         skip: passes not to run.
-        require: pass name -> how often it must fire, at least.
         max_relative_error: of the finished model against ``source``, relative to the largest
             |output|.
         reproducer: folder to save the smallest failing graph in when a pass is wrong; an older
@@ -64,15 +61,14 @@ def fuse_file(
         :class:`edgefuse.graph.summary.Figures` counts them.
 
     Raises:
-        RecipeError: an unknown pass in ``skip`` or ``require``, or one in both.
+        RecipeError: an unknown pass in ``skip``.
         SourceError: the file is no valid ONNX model, or was exported in training mode.
-        StageError: a required fusion did not fire often enough, or the result is not valid.
+        StageError: the result is not valid.
         ParityError: a pass or the whole changed the numbers.
         DataError: no feed.
     """
     passes = ordered(PASSES.all())
-    require = dict(require or {})
-    _check_names(passes, skip, require)
+    _check_names(passes, skip)
     samples = list(feeds)
     if not samples:
         raise DataError("fusing needs at least one real sample to prove itself on")
@@ -102,7 +98,6 @@ def fuse_file(
         reproducer=reproducer,
         observe=observe,
     )
-    _check_required(ledger, require)
     progress(total - 2, total, "checking the finished graph")
     finished = serialise(model)
     check_structure(Snapshot.of(model).proto)
@@ -129,7 +124,6 @@ def fuse_file(
                 "max_relative_error": errors.get(p.name, 0.0),
             }
             for p in passes
-            if p.name in chosen
         ],
         "ledger": ledger.to_json(),
         "saved": {
@@ -186,32 +180,13 @@ def _check_at_rest(
         )
 
 
-def _check_names(passes: Sequence[Pass], skip: Sequence[str], require: Mapping[str, int]) -> None:
+def _check_names(passes: Sequence[Pass], skip: Sequence[str]) -> None:
     known = [p.name for p in passes]
-    for key, names in (("fuse.skip", skip), ("fuse.require", list(require))):
-        for name in names:
-            if name not in known:
-                near = difflib.get_close_matches(name, known, n=1)
-                raise RecipeError(
-                    f"there is no pass {name!r}",
-                    hint=f"did you mean {near[0]!r}?" if near else f"passes: {', '.join(known)}",
-                    where=key,
-                )
-    if both := sorted(set(skip) & set(require)):
-        raise RecipeError(f"pass {both[0]!r} is both skipped and required", where="fuse.require")
-
-
-def _check_required(ledger: Ledger, require: Mapping[str, int]) -> None:
-    for name, least in sorted(require.items()):
-        fired = ledger.fired(name)
-        if fired >= least:
-            continue
-        refusals = ledger.refused(name)
-        reasons = "; ".join(e.reason for e in refusals[:5]) or "it found no candidate"
-        more = f"; and {len(refusals) - 5} more" if len(refusals) > 5 else ""
-        remedies = sorted({e.remedy for e in refusals if e.remedy})
-        raise StageError(
-            f"pass {name} fired {fired} times, {least} are required: {reasons}{more}",
-            hint=remedies[0] if remedies else "change the model, or lower fuse.require",
-            where=f"fuse.require.{name}",
-        )
+    for name in skip:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            raise RecipeError(
+                f"there is no pass {name!r}",
+                hint=f"did you mean {near[0]!r}?" if near else f"passes: {', '.join(known)}",
+                where="fuse.skip",
+            )

@@ -6,7 +6,7 @@ import onnx
 import onnx.parser
 import pytest
 
-from edgefuse.errors import DataError, ParityError, RecipeError, SourceError, StageError
+from edgefuse.errors import DataError, ParityError, RecipeError, SourceError
 from edgefuse.graph.fuse import fuse_file
 from edgefuse.graph.group import groups, inline_groups
 from edgefuse.graph.verify import compare
@@ -68,7 +68,6 @@ def test_the_whole_way(source: Path, tmp_path: Path) -> None:
         source,
         out,
         feeds=iter(samples()),
-        require={"fold_conv_batch_norm": 2, "fuse_residual_add": 1},
         progress=lambda *step: steps.append(step),
     )
     assert evidence["operators_after"] == {
@@ -142,31 +141,11 @@ def test_same_bytes_again_and_nothing_left_to_do(source: Path, tmp_path: Path) -
     assert b"/private/place.py" not in paths[0].read_bytes()
 
 
-def test_requirements(source: Path, tmp_path: Path) -> None:
-    out = tmp_path / "fused.onnx"
-    with pytest.raises(StageError, match="fired 2 times, 3 are required") as caught:
-        fuse_file(source, out, feeds=samples(), require={"fold_conv_batch_norm": 3})
-    assert "no candidate" in caught.value.message
-    proto = network()
-    proto.graph.input.append(onnx.helper.make_tensor_value_info("w1", 1, [4, 3, 3, 3]))
-    onnx.save(proto, str(source))
-    with pytest.raises(StageError, match=r"\(w1\) is also a graph input") as caught:
-        fuse_file(source, out, feeds=samples(), require={"fold_conv_batch_norm": 2})
-    assert "graph inputs" in caught.value.hint
-    assert not out.exists()
-
-
 def test_names_in_the_recipe(source: Path, tmp_path: Path) -> None:
     out = tmp_path / "fused.onnx"
     with pytest.raises(RecipeError, match="fuse_residual_ad") as caught:
         fuse_file(source, out, feeds=samples(), skip=["fuse_residual_ad"])
     assert "did you mean 'fuse_residual_add'" in caught.value.hint
-    with pytest.raises(RecipeError, match="no pass 'xyz'"):
-        fuse_file(source, out, feeds=samples(), require={"xyz": 1})
-    with pytest.raises(RecipeError, match="both skipped and required"):
-        fuse_file(
-            source, out, feeds=samples(), skip=["remove_identity"], require={"remove_identity": 1}
-        )
     evidence = fuse_file(source, out, feeds=samples(), skip=["fuse_residual_add"])
     assert "ConvAddRelu" not in evidence["operators_after"]
     assert not {"ConvAddRelu", "ConvAdd"} & set(evidence["operators_after"])
