@@ -69,12 +69,20 @@ def prove(
         where: the bucket's place in the recipe.
 
     Raises:
-        RecipeError: the model cannot take these shapes, or holds another batch as a constant.
+        RecipeError: the model or the memory cannot take these shapes, or the model holds another
+            batch as a constant.
         ParityError: the fused model departs from the unfused one.
     """
     reference = at_shapes(export, shapes, where=where)
     candidate = at_shapes(fused, shapes, where=where)
-    feed = seeded_feed(reference.proto, seed=seed)
+    try:
+        feed = seeded_feed(reference.proto, seed=seed)
+    except MemoryError as error:
+        raise RecipeError(
+            f"{label}: there is not enough memory for its inputs",
+            hint="give smaller sizes, or leave the bucket out",
+            where=where,
+        ) from error
     expected = _run(reference, feed, label, where)
     parity = difference(
         [(expected, _run(candidate, feed, label, where))],

@@ -94,6 +94,12 @@ def test_inputs_that_change_by_different_factors() -> None:
         proven(text, x=(2, 4), z=(3, 4))
 
 
+def test_shapes_that_no_memory_holds() -> None:
+    with pytest.raises(RecipeError, match="not enough memory") as caught:
+        proven(PLAIN, x=(1 << 48, 4))
+    assert caught.value.where == "shapes.buckets.1"
+
+
 def test_equal_runs_give_equal_evidence() -> None:
     first, second = (proven(PLAIN, x=(5, 4)).evidence for _ in range(2))
     assert first == second
