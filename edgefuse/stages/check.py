@@ -7,13 +7,14 @@ the recipe's ``contract`` promises must hold. A broken contract ends with exit c
 
 from __future__ import annotations
 
+import difflib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from edgefuse.artifact import Artifact, Product
-from edgefuse.errors import GateFailed, StageError
+from edgefuse.errors import GateFailed, RecipeError, StageError
 from edgefuse.recipe import Recipe
 from edgefuse.stage import Context, stage
 
@@ -120,7 +121,17 @@ def _judge_contract(
     inputs: Mapping[str, Artifact], rows: list[Row], int8_model: Any, recipe: Recipe
 ) -> None:
     from edgefuse.tflite.breach import breaches, told
+    from edgefuse.tflite.read import operator_codes
 
+    known = operator_codes() | set(int8_model.operator_counts())
+    for code in recipe.contract.operators:
+        if code not in known:  # "none of them" would always hold
+            near = difflib.get_close_matches(code, sorted(known), n=1)
+            raise RecipeError(
+                f"TFLite has no operator {code!r}",
+                hint=f"did you mean {near[0]!r}?" if near else "name it as `edgefuse explain` does",
+                where=f"contract.operators.{code}",
+            )
     nodes = inputs["trace"].evidence["trace"]["nodes"] if "trace" in inputs else []
     found = breaches(
         recipe.contract,

@@ -16,7 +16,7 @@ from edgefuse.tflite.contract import Row
 from edgefuse.tflite.inspect import WEIGHTED
 
 HOPS: Mapping[str, str] = {
-    "export": "export: torch to ONNX",
+    "export": "export: source to ONNX",
     "fuse": "fuse: unfused to fused ONNX",
     "convert": "convert: fused ONNX to float TFLite",
     "quantize": "quantize: float to int8 TFLite",
@@ -30,7 +30,8 @@ class Breach:
     Attributes:
         key: the contract's key, dotted.
         found, promised: how many there are, and should be.
-        module: torch module of what was lost; empty when no one place is to blame.
+        module: torch module of what was lost, its node where the graph knows no module; empty when
+            no one place is to blame.
         hop: a key of :data:`HOPS`; empty when no one place is to blame.
         reason, remedy: as for users; the remedy may be empty.
     """
@@ -47,7 +48,8 @@ class Breach:
         text = f"{self.key} is {self.found}, the contract says {self.promised}"
         if not self.hop:
             return text
-        return f"{text}: {self.module or '(no module)'} was lost at {HOPS[self.hop]}: {self.reason}"
+        place = f"{self.module} was " if self.module else ""
+        return f"{text}: {place}lost at {HOPS[self.hop]}: {self.reason}"
 
 
 def told(found: Sequence[Breach]) -> str:
@@ -108,7 +110,7 @@ def _fused(
     if kept >= least:
         return
     refused = [
-        (str(e["module"]), "fuse", str(e["reason"]), str(e["remedy"]))
+        (_place(e), "fuse", str(e["reason"]), str(e["remedy"]))
         for e in entries
         if e["status"] == "refused"
     ]
@@ -117,11 +119,15 @@ def _fused(
         yield Breach(f"contract.fused.{name}", kept, least, module, hop, reason, remedy)
 
 
+def _place(entry: Mapping[str, Any]) -> str:
+    return str(entry["module"] or entry["node"] or next(iter(entry["nodes"]), ""))
+
+
 def _lost(
     entry: Mapping[str, Any], judged: Mapping[str, Row], landed: Mapping[str, Sequence[str]]
 ) -> tuple[str, str, str, str] | None:
     """Module, hop, reason and remedy of a fusion that was lost on the way to TFLite."""
-    node, module = str(entry["node"]), str(entry["module"])
+    node, module = str(entry["node"]), _place(entry)
     if (row := judged.get(node)) is not None:
         return None if row.ok else (module, row.hop, row.reason, "")
     operators = landed.get(node, ())

@@ -193,10 +193,7 @@ def parse_model(data: bytes, where: str = "model") -> TfliteModel:
         raise SourceError(
             f"not a .tflite file: identifier {data[4:8]!r}, expected {IDENTIFIER!r}", where=where
         )
-    try:
-        from ai_edge_litert import schema_py_generated as schema
-    except ImportError as error:
-        raise ToolError("ai-edge-litert is missing", hint="pip install ai-edge-litert") from error
+    schema = _schema()
     try:
         return _parse(data, where, schema)
     except (struct.error, IndexError, ValueError, TypeError, KeyError, OverflowError) as error:
@@ -205,6 +202,23 @@ def parse_model(data: bytes, where: str = "model") -> TfliteModel:
             hint="make the file again; a cut download or an interrupted write does this",
             where=where,
         ) from error
+
+
+def operator_codes() -> frozenset[str]:
+    """Every operator that a .tflite file can hold, but for custom ones: ``CONV_2D``.
+
+    Raises:
+        ToolError: the schema is missing.
+    """
+    return frozenset(_names(_schema().BuiltinOperator).values())
+
+
+def _schema() -> Any:
+    try:
+        from ai_edge_litert import schema_py_generated as schema
+    except ImportError as error:
+        raise ToolError("ai-edge-litert is missing", hint="pip install ai-edge-litert") from error
+    return schema
 
 
 def _names(enumeration: type) -> dict[int, str]:

@@ -80,12 +80,18 @@ def test_a_skipped_pass_breaks_it(recipe: Path, tmp_path: Path, skipped: str) ->
 
 def test_a_candidate_that_never_was(recipe: Path, tmp_path: Path) -> None:
     code, text = _run(recipe, tmp_path, "contract.fused.fold_pad=1")
-    assert code == 1 and "was lost at export: torch to ONNX" in text
+    assert code == 1 and "lost at export: source to ONNX: the exported graph" in text
 
 
 def test_operators_are_counted(recipe: Path, tmp_path: Path) -> None:
     code, text = _run(recipe, tmp_path, "contract.operators.CONV_2D=2")
     assert code == 1 and "contract.operators.CONV_2D is 1, the contract says 2" in text
+
+
+def test_an_operator_that_tflite_does_not_have(recipe: Path, tmp_path: Path) -> None:
+    code, text = _run(recipe, tmp_path, "contract.operators.TRANSPOS=0")
+    assert code == 2 and "TFLite has no operator 'TRANSPOS'" in text
+    assert "did you mean 'TRANSPOSE'?" in text
 
 
 def test_explain_follows_every_operator(recipe: Path) -> None:

@@ -15,7 +15,7 @@ FOLD = "fold_conv_batch_norm"
 def entry(name: str, module: str, node: str = "", **more: Any) -> dict[str, Any]:
     level = "kernel" if name.startswith("fuse") else "graph"
     found = {"pass": name, "status": "fired", "module": module, "node": node, "level": level}
-    return found | {"reason": "", "remedy": ""} | more
+    return found | {"nodes": [], "reason": "", "remedy": ""} | more
 
 
 def row(group: str, hop: str = "", reason: str = "") -> Row:
@@ -54,7 +54,14 @@ def test_refused_and_never_there() -> None:
     said = judged({"fused": {CONV: 1}}, [refused])
     assert "a was lost at fuse: unfused to fused ONNX: it is shared" in said
     said = judged({"fused": {CONV: 1}}, [])
-    assert "(no module) was lost at export: torch to ONNX: the exported graph holds no" in said
+    assert "the contract says 1: lost at export: source to ONNX: the exported graph holds" in said
+
+
+def test_a_node_stands_for_a_module_that_nobody_knows() -> None:
+    refused = entry(CONV, "", nodes=["Conv_7"], status="refused", reason="it is shared")
+    assert "Conv_7 was lost at fuse" in judged({"fused": {CONV: 1}}, [refused])
+    said = judged({"fused": {CONV: 1}}, [entry(CONV, "", "g2")], row("g2", "quantize", "lost"))
+    assert "g2 was lost at quantize" in said
 
 
 def test_counts() -> None:
