@@ -40,6 +40,11 @@ _NORM = "no activation reads its result alone"
 _CONTROL = "control flow: what runs is decided at run time, and no kernel crosses it"
 _SPARSE = "what it reads depends on the values: a kernel of its own"
 _RANDOM = "a random operator: it may be neither repeated nor left out"
+_OTHER = "pointwise, and no kernel for chains of pointwise operators computes it"
+_MAKES = "it makes values from a few sizes"
+_LISTS = "it works on lists or optional values: no kernel does"
+_TEXT = "it reads text or encoded files: no kernel does"
+_INTEGERS = "quantisation carries meaning: it is left as it was given"
 _CASTS = "it changes the type, and what reads it needs that"
 
 #: Why operators that no pass took stand alone, by kind.
@@ -62,7 +67,8 @@ IRREDUCIBLE: Mapping[str, str] = {
             "LogSoftmax", "LpNormalization", "MaxPool", "ReduceL1", "ReduceL2", "ReduceLogSum",
             "ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum",
             "ReduceSumSquare", "Softmax", "LRN", "MeanVarianceNormalization", "LpPool",
-            "GlobalLpPool", "Hardmax",
+            "GlobalLpPool", "Hardmax", "AffineGrid", "Col2Im", "DFT", "Det", "STFT",
+            "NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss",
         ),
         _REDUCTION,
     ),
@@ -70,7 +76,7 @@ IRREDUCIBLE: Mapping[str, str] = {
         (
             "Concat", "DepthToSpace", "Expand", "Gather", "GatherElements", "Pad", "Resize",
             "ReverseSequence", "Slice", "SpaceToDepth", "Split", "Tile", "Transpose", "Upsample",
-            "Compress", "EyeLike", "ConstantOfShape", "Range", "OneHot", "Trilu",
+            "Compress", "EyeLike", "ConstantOfShape", "Range", "OneHot", "Trilu", "CenterCropPad",
         ),
         _MOVES,
     ),
@@ -82,7 +88,7 @@ IRREDUCIBLE: Mapping[str, str] = {
     **dict.fromkeys(("GRU", "LSTM", "RNN"), "recurrent: each step waits for the one before"),
     **dict.fromkeys(
         ("GatherND", "NonMaxSuppression", "NonZero", "RoiAlign", "ScatterElements", "ScatterND",
-         "TopK", "Unique", "GridSample"),
+         "TopK", "Unique", "GridSample", "DeformConv", "MaxRoiPool", "MaxUnpool", "Scatter"),
         _SPARSE,
     ),
     **dict.fromkeys(
@@ -92,8 +98,26 @@ IRREDUCIBLE: Mapping[str, str] = {
     ),
     **dict.fromkeys(("Cast", "CastLike"), _CASTS),
     **dict.fromkeys(
-        ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"),
-        "quantisation carries meaning: it is left as it was given",
+        ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "QLinearConv",
+         "QLinearMatMul", "MatMulInteger"),
+        _INTEGERS,
+    ),
+    **dict.fromkeys(
+        ("Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "BitwiseAnd", "BitwiseNot", "BitwiseOr",
+         "BitwiseXor", "Cosh", "IsInf", "IsNaN", "Shrink", "Sinh", "Tan"),
+        _OTHER,
+    ),
+    **dict.fromkeys(("BlackmanWindow", "HammingWindow", "HannWindow", "MelWeightMatrix"), _MAKES),
+    **dict.fromkeys(
+        ("ConcatFromSequence", "Optional", "OptionalGetElement", "OptionalHasElement", "SequenceAt",
+         "SequenceConstruct", "SequenceEmpty", "SequenceErase", "SequenceInsert", "SequenceLength",
+         "SequenceMap", "SplitToSequence"),
+        _LISTS,
+    ),
+    **dict.fromkeys(
+        ("ImageDecoder", "RegexFullMatch", "StringConcat", "StringNormalizer", "StringSplit",
+         "TfIdfVectorizer"),
+        _TEXT,
     ),
     "Dropout": "its mask or its mode is used",
 }  # fmt: skip

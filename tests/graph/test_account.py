@@ -73,3 +73,13 @@ def test_an_operator_of_another_domain_is_unknown() -> None:
 @pytest.mark.parametrize("operator", sorted(IRREDUCIBLE))
 def test_reasons_are_of_operators_that_exist(operator: str) -> None:
     assert onnx.defs.has(operator)
+
+
+def test_every_operator_of_the_operator_sets_has_a_reason() -> None:
+    supported = 21
+    known = {
+        schema.name
+        for schema in onnx.defs.get_all_schemas_with_history()
+        if schema.domain == "" and schema.since_version <= supported and not schema.deprecated
+    }
+    assert known - set(IRREDUCIBLE) == {"Constant"}
