@@ -38,6 +38,10 @@ def match(node: ir.Node, context: Context) -> Verdict:
         viewed = activation_after(view.outputs[0], context.opset)
         found, nodes = (viewed, (node, view)) if isinstance(viewed, Activation) else (found, nodes)
     if isinstance(found, Activation):
+        if any(list(output.uses()) or output.is_graph_output() for output in node.outputs[1:]):
+            return Refusal(
+                f"the mean or the deviation of {describe(node)} is read", (str(node.name),)
+            )
         name = str(node.op_type) + found.title
         return Match((*nodes, *found.nodes), {"name": name, "activation": found.kind})
     if (layer := _layer_behind(node.outputs[0])) is not None:

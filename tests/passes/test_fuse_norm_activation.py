@@ -100,3 +100,19 @@ def test_left_alone() -> None:
             (model(layer, "y = Exp(t)"), ""),
         ],
     )
+
+
+@pytest.mark.parametrize("tail", ["z = Neg(m)", "z = Identity(m)"])
+def test_statistics_that_something_else_reads(tail: str) -> None:
+    read = onnx_model(
+        f"""g (float[2,4,6] x, float[6] s) => (float[2,4,6] y, float[2,4,1] z) {{
+        n, m = LayerNormalization(x, s) y = Relu(n) {tail} }}""",
+        s=1,
+    )
+    output = onnx_model(
+        """g (float[2,4,6] x, float[6] s) => (float[2,4,6] y, float[2,4,1] m) {
+        n, m = LayerNormalization(x, s) y = Relu(n) }""",
+        s=1,
+    )
+    reason = "the mean or the deviation of LayerNormalization 'LayerNormalization_n' is read"
+    check_pass(PASS, ignores=[(read, reason), (output, reason)])
