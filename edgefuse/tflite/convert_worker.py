@@ -16,7 +16,7 @@ from edgefuse.child import serve
 from edgefuse.errors import StageError
 from edgefuse.tflite.read import parse_model
 from edgefuse.tflite.signature import KEY, with_signature
-from edgefuse.tflite.spelling import spell_hard_sigmoids
+from edgefuse.tflite.spelling import spell_hard_sigmoids, spell_picture_means
 
 
 def _no_network(*_: Any, **__: Any) -> None:
@@ -113,6 +113,7 @@ def _with_plain_names(source: str, destination: str, inputs: list[str], outputs:
 
     proto = onnx.load(source)
     spell_hard_sigmoids(proto)
+    spell_picture_means(proto)
     taken = {name for node in proto.graph.node for name in (*node.input, *node.output)}
     names = {name: f"input_{k}" for k, name in enumerate(inputs)}
     names |= {name: f"output_{k}" for k, name in enumerate(outputs)}
