@@ -203,10 +203,27 @@ class GraphBuilder:
             self._account(node, 1)
             node.graph.remove(node, safe=True)
 
+    def remove_unread(self, nodes: Sequence[ir.Node]) -> None:
+        """Take out those of the nodes that nothing reads any more, and what they alone read."""
+        waiting = list(nodes)
+        while waiting:
+            node = waiting.pop()
+            read = any(list(value.uses()) or value.is_graph_output() for value in node.outputs)
+            if node.graph is None or read:
+                continue
+            waiting += producers(node)
+            self.remove((node,))
+
     def _account(self, node: ir.Node, sign: int) -> None:
         if at_run_time(node) and not is_view(node):
             self.launches_saved += sign
             self.bytes_saved += sign * sum(nbytes(v) for v in node.outputs)
+
+
+def producers(node: ir.Node) -> list[ir.Node]:
+    """The nodes that compute what it reads."""
+    made = (value.producer() for value in node.inputs if value is not None)
+    return [producer for producer in made if producer is not None]
 
 
 def _graphs(attribute: ir.Attr) -> Sequence[ir.Graph]:

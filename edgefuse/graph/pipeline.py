@@ -17,7 +17,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from edgefuse.errors import StageError
-from edgefuse.graph.builder import GraphBuilder
+from edgefuse.graph.builder import GraphBuilder, producers
 from edgefuse.graph.ledger import Ledger, LedgerEntry
 from edgefuse.graph.normalise import drop_dead, infer_shapes
 from edgefuse.graph.rule import ANY, PASSES, PHASES, Context, Match, Pass, Refusal
@@ -262,7 +262,9 @@ def _fire(entry: Pass, match: Match, builder: GraphBuilder) -> LedgerEntry:
     names = tuple(name for node in match.nodes for name in origin(node)[0])
     module = module_path(match.nodes[0])
     launches, saved = builder.launches_saved, builder.bytes_saved
+    behind = [producer for node in match.nodes for producer in producers(node)]
     entry.rewrite(match, builder)
+    builder.remove_unread(behind)
     return LedgerEntry(
         pass_name=entry.name,
         status="fired",

@@ -110,3 +110,22 @@ def test_no_group_is_built_around_what_can_still_be_folded() -> None:
     assert ledger.fired("fold_conv_affine") == ledger.fired("fold_conv_batch_norm") == 2
     assert ledger.fired("replace_batch_norm") == 0
     assert not ledger.refused("fold_conv_batch_norm")
+
+
+@pytest.mark.parametrize(
+    ("body", "left", "bytes_saved"),
+    [
+        ("a = Cast <to = 11> (x) b = Cast <to = 1> (a) y = Relu(b)", 1, 3 * 96),
+        ("a = Transpose(x) b = Transpose(a) y = Relu(b)", 1, 2 * 96),
+        ("a = Transpose(x) b = Transpose(a) c = Relu(b) y = MatMul(c, a)", 3, 96),
+    ],
+)
+def test_what_a_rewrite_leaves_unread_is_saved_too(body: str, left: int, bytes_saved: int) -> None:
+    text = '<ir_version: 10, opset_import: ["" : 18]>\ng (float[4,6] x) => (float[N,M] y) {\n'
+    model, ledger = run_passes(
+        prepare(onnx.parser.parse_model(text + body + "}")),
+        passes=[p for p in ordered(PASSES.all()) if p.phase == "normalise"],
+    )
+    assert len(list(model.graph)) == left
+    assert ledger.saved_launches == body.count("=") - body.count("to =") - left
+    assert ledger.saved_bytes == bytes_saved
