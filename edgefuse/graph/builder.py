@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from edgefuse.graph.clean import graphs_of, release
 from edgefuse.graph.summary import is_view
 from edgefuse.graph.values import Array, at_run_time, is_constant, nbytes, set_origin
 
@@ -32,7 +33,7 @@ class GraphBuilder:
                 self._names.add(str(node.name))
                 self._names.update(str(v.name) for v in node.outputs)
                 for attribute in node.attributes.values():
-                    for inner in _graphs(attribute):
+                    for inner in graphs_of(attribute):
                         self._names.update(str(v.name) for v in inner.inputs)
                         self._names.update(inner.initializers)
         self.launches_saved = 0
@@ -202,6 +203,7 @@ class GraphBuilder:
         for node in reversed(nodes):
             self._account(node, 1)
             node.graph.remove(node, safe=True)
+            release(node)
 
     def remove_unread(self, nodes: Sequence[ir.Node]) -> None:
         """Take out those of the nodes that nothing reads any more, and what they alone read."""
@@ -224,13 +226,3 @@ def producers(node: ir.Node) -> list[ir.Node]:
     """The nodes that compute what it reads."""
     made = (value.producer() for value in node.inputs if value is not None)
     return [producer for producer in made if producer is not None]
-
-
-def _graphs(attribute: ir.Attr) -> Sequence[ir.Graph]:
-    if attribute.is_ref():
-        return ()
-    if attribute.type.name == "GRAPH":
-        return (attribute.value,)
-    if attribute.type.name == "GRAPHS":
-        return tuple(attribute.value)
-    return ()

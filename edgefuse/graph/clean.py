@@ -1,4 +1,5 @@
-"""A graph without what differs from machine to machine: paths, traces, versions, comments.
+"""A graph without what differs from machine to machine: paths, traces, versions, comments; and
+without what a removed node leaves behind in its subgraphs.
 
 Equal models then give equal bytes. Torch module paths stay, for the ledger's messages, and so does
 the origin that passes have recorded.
@@ -9,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     import onnx_ir as ir
@@ -41,6 +43,28 @@ def drop_metadata(model: ir.Model) -> None:
 
 def _is_kept(key: str) -> bool:
     return key in KEPT_METADATA or key.startswith(OWN_PREFIX)
+
+
+def graphs_of(attribute: ir.Attr) -> Sequence[ir.Graph]:
+    """The subgraphs that an attribute holds."""
+    if attribute.is_ref():
+        return ()
+    if attribute.type.name == "GRAPH":
+        return (attribute.value,)
+    if attribute.type.name == "GRAPHS":
+        return tuple(attribute.value)
+    return ()
+
+
+def release(node: ir.Node) -> None:
+    """Let the subgraphs of a removed node read nothing: what they captured may be dead now."""
+    import onnx_ir as ir
+
+    for attribute in node.attributes.values():
+        for graph in graphs_of(attribute):
+            for inner in ir.traversal.RecursiveGraphIterator(graph):
+                for index in range(len(inner.inputs)):
+                    inner.replace_input_with(index, None)
 
 
 def clean_export(source: Path, destination: Path, name: str) -> None:

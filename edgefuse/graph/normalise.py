@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from edgefuse.errors import SourceError
-from edgefuse.graph.clean import drop_metadata
+from edgefuse.graph.clean import drop_metadata, graphs_of, release
 from edgefuse.graph.values import attribute, constant, describe, module_path, read
 
 if TYPE_CHECKING:
@@ -117,9 +117,21 @@ def prepare(proto: onnx.ModelProto) -> ir.Model:
 
 def drop_dead(model: ir.Model) -> None:
     """Remove nodes, initializers and functions that no output needs."""
+    import onnx_ir as ir
     import onnx_ir.passes.common as common
 
-    common.RemoveUnusedNodesPass()(model)
+    gone = True
+    while gone:
+        holders = [
+            node
+            for node in ir.traversal.RecursiveGraphIterator(model.graph)
+            if any(graphs_of(attribute) for attribute in node.attributes.values())
+        ]
+        common.RemoveUnusedNodesPass()(model)
+        removed = [node for node in holders if node.graph is None]
+        for node in removed:
+            release(node)
+        gone = bool(removed)
     common.RemoveUnusedFunctionsPass()(model)
     for graph in model.graph.subgraphs():
         for value in list(graph.initializers.values()):

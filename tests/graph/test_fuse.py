@@ -197,6 +197,23 @@ def test_no_pass_is_blamed_for_a_model_without_finite_answers(source: Path, tmp_
     assert not (tmp_path / "case").exists()
 
 
+def test_a_dead_branch_reads_nothing(tmp_path: Path) -> None:
+    proto = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["" : 18]> g (float[2,4] x, bool c) => (float[2,4] y) {
+        a = Elu(x)
+        dead = If (c) <
+            then_branch = t () => (float[2,4] p) { p = Relu(a) },
+            else_branch = e () => (float[2,4] q) { r = Relu(a) q = Neg(r) }>
+        unread = Abs(dead)
+        y = HardSigmoid(a) }"""
+    )
+    path, out = tmp_path / "in.onnx", tmp_path / "out.onnx"
+    onnx.save(proto, str(path))
+    feed = {"x": np.ones((2, 4), np.float32), "c": np.array(True)}
+    fuse_file(path, out, feeds=[feed])
+    assert [node.op_type for node in onnx.load(str(out)).graph.node] == ["EluHardSigmoid"]
+
+
 def test_a_node_without_a_name_is_named_when_it_would_train(tmp_path: Path) -> None:
     proto = onnx.parser.parse_model(
         '<ir_version: 10, opset_import: ["" : 18]> g (float[2] x) => (float[2] y)'
