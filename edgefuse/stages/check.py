@@ -138,8 +138,9 @@ def _judge_contract(
         ledger=inputs["fuse"].evidence["ledger"] if "fuse" in inputs else [],
         rows=rows,
         landed={node["node"]: node["ends_in"] for node in nodes},
-        counts=int8_model.operator_counts(),
-        float_operators=len(int8_model.float_operators()),
+        labels=[operator.label for operator in int8_model.operators],
+        float_labels=[operator.label for operator in int8_model.float_operators()],
+        modules={node["node"]: node["module"] for node in nodes},
     )
     if found:
         raise GateFailed(

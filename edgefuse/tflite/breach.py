@@ -23,6 +23,9 @@ HOPS: Mapping[str, str] = {
 }
 
 
+_NO_MODULES: Mapping[str, str] = {}
+
+
 @dataclass(frozen=True)
 class Breach:
     """One promise that the final file does not keep.
@@ -47,7 +50,7 @@ class Breach:
     def __str__(self) -> str:
         text = f"{self.key} is {self.found}, the contract says {self.promised}"
         if not self.hop:
-            return text
+            return f"{text}: {self.reason}" if self.reason else text
         place = f"{self.module} was " if self.module else ""
         return f"{text}: {place}lost at {HOPS[self.hop]}: {self.reason}"
 
@@ -69,8 +72,9 @@ def breaches(
     ledger: Sequence[Mapping[str, Any]],
     rows: Iterable[Row],
     landed: Mapping[str, Sequence[str]],
-    counts: Mapping[str, int],
-    float_operators: int,
+    labels: Sequence[str],
+    float_labels: Sequence[str],
+    modules: Mapping[str, str] = _NO_MODULES,
 ) -> list[Breach]:
     """Every breach, in the contract's order.
 
@@ -78,8 +82,9 @@ def breaches(
         ledger: of the fuse stage, as JSON.
         rows: of :func:`edgefuse.tflite.contract.check_contract`.
         landed: labels of int8 operators by node of the fused graph, from the trace.
-        counts: int8 operators by code.
-        float_operators: how many of them compute in float.
+        labels: of all int8 operators, ``CONV_2D#3``.
+        float_labels: of those that compute in float.
+        modules: torch modules by node of the fused graph.
     """
     judged = {row.group: row for row in rows}
     found = [
@@ -87,13 +92,29 @@ def breaches(
         for name, least in contract.fused.items()
         for b in _fused(name, least, ledger, judged, landed)
     ]
+    homes = {
+        label.split("+")[0]: modules.get(node) or node
+        for node, ends_in in landed.items()
+        for label in ends_in
+    }
     for code, wanted in contract.operators.items():
-        if (held := counts.get(code, 0)) != wanted:
-            found.append(Breach(f"contract.operators.{code}", held, wanted))
+        held = [label for label in labels if label.split("#")[0] == code]
+        if len(held) != wanted:
+            reason = _homes(held, homes) if len(held) > wanted else ""
+            found.append(Breach(f"contract.operators.{code}", len(held), wanted, reason=reason))
     most = contract.max_float_operators
-    if most is not None and float_operators > most:
-        found.append(Breach("contract.max_float_operators", float_operators, most))
+    if most is not None and len(float_labels) > most:
+        reason = _homes(float_labels, homes)
+        key = "contract.max_float_operators"
+        found.append(Breach(key, len(float_labels), most, reason=reason))
     return found
+
+
+def _homes(labels: Sequence[str], homes: Mapping[str, str]) -> str:
+    """``TRANSPOSE#34 in avgpool, ...``: where operators that should not be there come from."""
+    told = [f"{x} in {homes[x]}" if x in homes else f"{x} between nodes" for x in labels[:4]]
+    more = f" and {len(labels) - 4} more" if len(labels) > 4 else ""
+    return ", ".join(told) + more
 
 
 def _fused(

@@ -23,7 +23,7 @@ def row(group: str, hop: str = "", reason: str = "") -> Row:
 
 
 def judged(contract: dict[str, Any], ledger: list[dict[str, Any]], *rows: Row, **more: Any) -> str:
-    facts: dict[str, Any] = {"landed": {}, "counts": {}, "float_operators": 0} | more
+    facts: dict[str, Any] = {"landed": {}, "labels": [], "float_labels": []} | more
     return told(breaches(Contract(**contract), ledger=ledger, rows=rows, **facts))
 
 
@@ -66,10 +66,18 @@ def test_a_node_stands_for_a_module_that_nobody_knows() -> None:
 
 def test_counts() -> None:
     contract = {"operators": {"CONV_2D": 2, "TRANSPOSE": 0}, "max_float_operators": 0}
-    assert judged(contract, [], counts={"CONV_2D": 2}) == ""
-    said = judged(contract, [], counts={"CONV_2D": 1, "TRANSPOSE": 3}, float_operators=1)
+    assert judged(contract, [], labels=["CONV_2D#0", "CONV_2D#1"]) == ""
+    said = judged(
+        contract,
+        [],
+        labels=["CONV_2D#0", "TRANSPOSE#1", "TRANSPOSE#2"],
+        float_labels=["TRANSPOSE#2"],
+        landed={"mean": ["TRANSPOSE#1", "MEAN#3"]},
+        modules={"mean": "avgpool"},
+    )
     assert said == (
         "contract.operators.CONV_2D is 1, the contract says 2; "
-        "contract.operators.TRANSPOSE is 3, the contract says 0; "
-        "contract.max_float_operators is 1, the contract says 0"
+        "contract.operators.TRANSPOSE is 2, the contract says 0: "
+        "TRANSPOSE#1 in avgpool, TRANSPOSE#2 between nodes; "
+        "contract.max_float_operators is 1, the contract says 0: TRANSPOSE#2 between nodes"
     )
