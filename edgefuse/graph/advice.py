@@ -12,7 +12,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from edgefuse.graph.cost import NO_BALANCE, Balance, Cost, kernels, model_costs, total
+from edgefuse.graph.cost import (
+    NO_BALANCE,
+    Balance,
+    Cost,
+    kernels,
+    model_costs,
+    model_time_s,
+    total,
+)
 from edgefuse.graph.values import is_constant
 
 if TYPE_CHECKING:
@@ -138,7 +146,7 @@ def _projections(members: Mapping[str, Sequence[ir.Node]]) -> int:
 
 def _tiny(costs: Mapping[str, Cost], balance: Balance) -> list[Advice]:
     starting = balance.launch_s * sum(cost.launches for cost in costs.values())
-    whole = sum(cost.time_s(balance) for cost in costs.values())
+    whole = model_time_s(costs.values(), balance)
     share = starting / whole if whole else 0.0
     if share < TINY_SHARE:
         return []
@@ -152,7 +160,7 @@ def _tiny(costs: Mapping[str, Cost], balance: Balance) -> list[Advice]:
 
 def _compute_bound(costs: Mapping[str, Cost], balance: Balance) -> list[Advice]:
     bound = {name: cost for name, cost in costs.items() if cost.is_compute_bound(balance)}
-    whole = sum(cost.time_s(balance) for cost in costs.values())
+    whole = model_time_s(costs.values(), balance)
     if not bound or whole == 0:
         return []
     share = sum(cost.time_s(balance) for cost in bound.values()) / whole
