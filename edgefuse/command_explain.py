@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 LOG = "explain.log"
 _TIMED_SAMPLES = 8
-_TIMED_INVOKES = 20
+_TIMED_REPEATS = 3
 
 
 @dataclass(frozen=True)
@@ -149,15 +149,15 @@ def _outside(job: Job, made: Mapping[str, Artifact], downloads: Downloads) -> tu
     samples = job.samples_of("evaluation")
     batch = job.recipe.model.batch
     feeds, preparing = [], []
-    for count in range(1, _TIMED_SAMPLES + 1):
+    for _ in range(_TIMED_REPEATS):
         begun = time.perf_counter()
-        feeds = take(samples, downloads, count, batch)
-        preparing.append((time.perf_counter() - begun) / count)
+        feeds = take(samples, downloads, _TIMED_SAMPLES, batch)
+        preparing.append((time.perf_counter() - begun) / _TIMED_SAMPLES)
     model = open_model(made["quantize"].path, threads=job.target.threads)
     running = []
     for feed in streamed(model.signature, source_layouts(job.recipe), feeds):
         model.run(feed)
-        for _ in range(_TIMED_INVOKES // _TIMED_SAMPLES):
+        for _ in range(_TIMED_REPEATS):
             begun = time.perf_counter()
             model.invoke()
             running.append(time.perf_counter() - begun)
