@@ -110,9 +110,27 @@ def _fusion(outcomes: list[Outcome]) -> dict[str, Any]:
         ):  # fmt: skip
             if name in outcome.evidence:
                 merged[name] = outcome.evidence[name]
+        if outcome.artifact is not None and outcome.artifact.kind == "plan":
+            merged["buckets"] = [_bucket(row) for row in outcome.evidence["buckets"]]
         if "trace" in outcome.evidence and "ledger" in merged:
             merged["ledger"] = _ended(merged["ledger"], outcome.evidence["trace"])
     return merged
+
+
+def _bucket(row: Mapping[str, Any]) -> dict[str, Any]:
+    """One shape bucket: launches at each level, predicted times, what was merged and why."""
+    return {
+        "bucket": row["bucket"],
+        "unfused": row["unfused"]["launches"],
+        "groups": row["before"]["launches"],
+        "kernels": len(row["kernels"]),
+        "groups_us": row["before"]["time_us"],
+        "kernels_us": row["after"]["time_us"],
+        "decisions": [
+            {key: d[key] for key in ("candidate", "producer", "taken", "saved_us", "reason")}
+            for d in row["decisions"]
+        ],
+    }
 
 
 def _ended(ledger: list[dict[str, Any]], trace: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -161,7 +161,35 @@ def _fusion(fusion: Row) -> str:
         passes,
         lambda e: "" if count(e.get("fired")) or count(e.get("refused")) else "idle",
     )
-    return lead + _operators(fusion) + idle + _ledger(fusion, "fired")
+    return lead + _operators(fusion) + idle + _buckets(fusion) + _ledger(fusion, "fired")
+
+
+def _buckets(fusion: Row) -> str:
+    """Dynamic fusion: the kernels of each shape bucket, and each merge that was weighed."""
+    buckets = rows(fusion, "buckets")
+    columns: Columns = {
+        "shapes": named("bucket"),
+        "unfused#": number("unfused"),
+        "fused groups#": number("groups"),
+        "kernels#": number("kernels"),
+        "predicted, groups, us#": number("groups_us"),
+        "predicted, kernels, us#": number("kernels_us"),
+    }
+    out = grid("Kernels of each shape bucket, by the target's balance", columns, buckets)
+    columns = {
+        "group": named("producer"),
+        "candidate": said("candidate"),
+        "merged": lambda d: "yes" if d.get("taken") else "no",
+        "saves, us#": number("saved_us"),
+        "figures": lambda d: text(d.get("reason")),
+    }
+    for bucket in buckets:
+        decisions = rows(bucket, "decisions")
+        caption = f"Merges weighed at {write.printable(bucket.get('bucket'))}"
+        if decisions:
+            table = grid(caption, columns, decisions)
+            out += fold(times(len(decisions), text(caption)), table, "bulk")
+    return out
 
 
 def _ledger(fusion: Row, verdict: str) -> str:

@@ -212,3 +212,15 @@ def test_a_bound_that_misses_by_little_never_reads_as_the_threshold():
     text = _Outline(html.render(report)).text
     assert "84.9996%" in text
     assert "≥ 85.0000%" in text
+
+
+def test_kernels_of_shape_buckets() -> None:
+    decision = {"candidate": "depthwise and projection", "producer": "conv<1>", "taken": True}
+    decision |= {"saved_us": 3.5, "reason": "one launch & 40 kB less"}
+    bucket = {"bucket": "batch 64", "unfused": 151, "groups": 54, "kernels": 37}
+    bucket |= {"groups_us": 410.2, "kernels_us": 273.0, "decisions": [decision]}
+    report = passing()
+    assert "shape bucket" not in html.render(report)
+    page = html.render(report | {"fusion": report["fusion"] | {"buckets": [bucket]}})
+    assert "Kernels of each shape bucket" in page and "batch 64" in page and "410" in page
+    assert "conv&lt;1&gt;" in page and "one launch &amp; 40 kB less" in page
