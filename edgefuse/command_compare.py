@@ -22,9 +22,9 @@ from edgefuse.fetch import Downloads
 from edgefuse.job import make_job, output_folder
 from edgefuse.keys import local_file
 from edgefuse.log_file import logged
-from edgefuse.plan import Job, Selection
+from edgefuse.plan import Job
 from edgefuse.recipe import Blob
-from edgefuse.runner import Runner
+from edgefuse.runner import run_aside
 from edgefuse.store import raise_disk_error, write_changed
 
 if TYPE_CHECKING:
@@ -118,15 +118,10 @@ def _artifacts(
     last = next((name for name in ("quantize", "convert", "fuse") if name in read), None)
     if last is None:
         return {}, []
-    published = work / "published"
-    published.mkdir()
-    downloads = Downloads(job.store.root / "downloads", job.base, console.tell)
-    log = logs / _LOG
-    result = Runner(job, Selection(until=last), published, console, downloads, log).run()
+    result = run_aside(job, last, work, console, logs / _LOG)
     if result.error is not None:
         raise result.error
-    made = {o.stage.name: o.artifact for o in result.outcomes if o.artifact is not None}
-    return made, result.warnings
+    return result.made, result.warnings
 
 
 def _absent(row: Row, job: Job) -> Measured:

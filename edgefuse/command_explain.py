@@ -16,8 +16,8 @@ from edgefuse.errors import EdgefuseError, SourceError, UsageError
 from edgefuse.fetch import Downloads
 from edgefuse.job import make_job
 from edgefuse.log_file import logged
-from edgefuse.plan import Job, Selection
-from edgefuse.runner import Result, Runner
+from edgefuse.plan import Job
+from edgefuse.runner import run_aside
 from edgefuse.store import Store, default_root
 
 if TYPE_CHECKING:
@@ -107,11 +107,9 @@ def _of_recipe(job: Job, work: Path, console: Console) -> Fused:
             "the recipe's source is a .tflite file: no pass of ours ran on it",
             hint="explain a recipe whose source is torch or onnx",
         )
-    published, log = work / "published", work / LOG
-    published.mkdir()
-    downloads = Downloads(job.store.root / "downloads", job.base, console.tell)
-    result = Runner(job, Selection(until="trace"), published, console, downloads, log).run()
-    made = _made(result)
+    log = work / LOG
+    result = run_aside(job, "trace", work, console, log)
+    made = result.made
     if result.error is not None and "fuse" not in made:
         raise result.error
     return Fused(
@@ -120,14 +118,10 @@ def _of_recipe(job: Job, work: Path, console: Console) -> Fused:
         fused=made["fuse"].path,
         evidence=made["fuse"].evidence,
         trace=made["trace"].evidence["trace"] if "trace" in made else {},
-        advice=_outside(job, made, downloads) if "quantize" in made else (),
+        advice=_outside(job, made, console) if "quantize" in made else (),
         balance=_balance(job, log),
         error=result.error,
     )
-
-
-def _made(result: Result) -> dict[str, Artifact]:
-    return {o.stage.name: o.artifact for o in result.outcomes if o.artifact is not None}
 
 
 def _balance(job: Job, log: Path) -> Balance | None:
@@ -137,7 +131,7 @@ def _balance(job: Job, log: Path) -> Balance | None:
     return None if known is None else known.balance
 
 
-def _outside(job: Job, made: Mapping[str, Artifact], downloads: Downloads) -> tuple[Advice, ...]:
+def _outside(job: Job, made: Mapping[str, Artifact], console: Console) -> tuple[Advice, ...]:
     """Compare the time of preparing a sample with that of the model, on this machine."""
     from edgefuse.data import take
     from edgefuse.graph.advice import outside
@@ -147,6 +141,7 @@ def _outside(job: Job, made: Mapping[str, Artifact], downloads: Downloads) -> tu
     if job.recipe.data.evaluation.arrays or job.target.transport != "local":
         return ()
     samples = job.samples_of("evaluation")
+    downloads = Downloads(job.store.root / "downloads", job.base, console.tell)
     batch = job.recipe.model.batch
     feeds, preparing = [], []
     for _ in range(_TIMED_REPEATS):
@@ -196,17 +191,18 @@ def _of_model(path: Path, work: Path, console: Console) -> Fused:
 
 
 def _document(found: Fused) -> dict[str, Any]:
-    from edgefuse.graph.account import FATES, account_files
+    from edgefuse.graph.account import FATES, account_protos
     from edgefuse.graph.advice import advise
     from edgefuse.graph.ledger import LedgerEntry
     from edgefuse.graph.normalise import load_proto
     from edgefuse.graph.shapes import spelt_out
 
     ledger = [LedgerEntry.from_json(entry) for entry in found.evidence["ledger"]]
-    rows = account_files(found.unfused, found.fused, ledger)
+    fused = load_proto(found.fused)
+    rows = account_protos(load_proto(found.unfused), fused, ledger)
     ends = {str(n["node"]): list(n["ends_in"]) for n in found.trace.get("nodes", ())}
     merged = {str(n["node"]): str(n["merged_into"]) for n in found.trace.get("nodes", ())}
-    remarks = [*advise(spelt_out(load_proto(found.fused)), found.balance), *found.advice]
+    remarks = [*advise(spelt_out(fused), found.balance), *found.advice]
     return {
         "schema": 1,
         "source": found.source,

@@ -57,6 +57,19 @@ class Result:
     def exit_code(self) -> int:
         return self.error.exit_code if self.error else 0
 
+    @property
+    def made(self) -> dict[str, Artifact]:
+        """The artifacts by stage, reused ones too."""
+        return {o.stage.name: o.artifact for o in self.outcomes if o.artifact is not None}
+
+
+def run_aside(job: Job, until: str, work: Path, console: Console, log: Path) -> Result:
+    """Run a job up to a stage for its artifacts alone: what it publishes lies in ``work``."""
+    published = work / "published"
+    published.mkdir()
+    downloads = Downloads(job.store.root / "downloads", job.base, console.tell)
+    return Runner(job, Selection(until=until), published, console, downloads, log).run()
+
 
 @dataclass
 class Runner:
@@ -130,7 +143,7 @@ class Runner:
 
     def _withdraw(self, keep: Collection[str] = ()) -> None:
         """Remove earlier files of the recipe's stages, except those made or named in ``keep``."""
-        made = {o.stage.name for o in self.result.outcomes if o.artifact is not None}
+        made = self.result.made
         gone = [s for s in STAGES.all().values() if s.name not in made and s.name not in keep]
         publish.withdraw(self.out, self.job.recipe.name, gone)
 

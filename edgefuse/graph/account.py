@@ -17,15 +17,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from edgefuse.graph.cost import load_time
 from edgefuse.graph.ledger import LedgerEntry
-from edgefuse.graph.normalise import DOMAIN, load_proto, prepare
+from edgefuse.graph.normalise import DOMAIN, prepare
 from edgefuse.graph.values import at_run_time, module_path, origin
 
 if TYPE_CHECKING:
+    import onnx
     import onnx_ir as ir
 
 Fate = Literal["folded", "fused", "removed", "refused", "irreducible", "unknown"]
@@ -185,16 +185,13 @@ def account(
     )
 
 
-def account_files(unfused: Path, fused: Path, ledger: Sequence[LedgerEntry]) -> tuple[Account, ...]:
-    """:func:`account` of two ONNX files.
-
-    Raises:
-        SourceError: one is not a valid ONNX model.
-    """
+def account_protos(
+    unfused: onnx.ModelProto, fused: onnx.ModelProto, ledger: Sequence[LedgerEntry]
+) -> tuple[Account, ...]:
+    """:func:`account` of two models as :func:`edgefuse.graph.normalise.load_proto` reads them."""
     import onnx_ir as ir
 
-    before = prepare(load_proto(unfused))
-    return account(before, ir.serde.deserialize_model(load_proto(fused)), ledger)
+    return account(prepare(unfused), ir.serde.deserialize_model(fused), ledger)
 
 
 @dataclass(frozen=True)

@@ -39,16 +39,29 @@ class Step:
     outputs: tuple[str, ...]
 
 
-def steps(path: Path) -> tuple[Step, ...]:
-    """The nodes of a fused model, in graph order.
+def watch(path: Path, feed: Feed) -> tuple[tuple[Step, ...], Mapping[str, Array]]:
+    """The nodes of a fused model in graph order, and every value of its main graph on one sample.
+
+    Returns:
+        The steps; the values by name, inputs included.
 
     Raises:
         SourceError: when the file is not a valid ONNX model.
+        ToolError: onnxruntime cannot run it.
     """
+    import onnx
     import onnx_ir as ir
 
-    model = ir.serde.deserialize_model(load_proto(path))
-    return tuple(_step(node) for node in model.graph if at_run_time(node))
+    proto = load_proto(path)
+    model = ir.serde.deserialize_model(proto)
+    steps = tuple(_step(node) for node in model.graph if at_run_time(node))
+    known = {output.name for output in proto.graph.output}
+    for node in proto.graph.node:
+        for name in node.output:
+            if name and name not in known:
+                proto.graph.output.append(onnx.helper.make_value_info(name, onnx.TypeProto()))
+    values = dict(Runner(proto.SerializeToString())(feed))
+    return steps, values | {name: feed[name] for name in feed}
 
 
 def _step(node: ir.Node) -> Step:
@@ -60,22 +73,3 @@ def _step(node: ir.Node) -> Step:
         inputs=tuple(str(v.name) for v in node.inputs if v is not None and not is_constant(v)),
         outputs=tuple(str(v.name) for v in node.outputs if v.name),
     )
-
-
-def watch(path: Path, feed: Feed) -> Mapping[str, Array]:
-    """Every value of the main graph on one sample, by name; inputs included.
-
-    Raises:
-        SourceError: when the file is not a valid ONNX model.
-        ToolError: onnxruntime cannot run it.
-    """
-    import onnx
-
-    proto = load_proto(path)
-    known = {output.name for output in proto.graph.output}
-    for node in proto.graph.node:
-        for name in node.output:
-            if name and name not in known:
-                proto.graph.output.append(onnx.helper.make_value_info(name, onnx.TypeProto()))
-    values = dict(Runner(proto.SerializeToString())(feed))
-    return values | {name: feed[name] for name in feed}

@@ -23,7 +23,7 @@ from edgefuse.stage import Context, stage
 )
 def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Product:
     from edgefuse.data import take
-    from edgefuse.graph.watch import steps, watch
+    from edgefuse.graph.watch import watch
     from edgefuse.tflite.feeds import source_layouts, streamed
     from edgefuse.tflite.read import read_model
     from edgefuse.tflite.runtime import open_model
@@ -32,9 +32,8 @@ def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Pro
     fused = inputs["fuse"].path
     samples = context.samples("evaluation")
     feeds = take(samples, context.downloads, 1, recipe.model.batch)
-    nodes = steps(fused)
     context.progress(1, 3, "values of the fused graph")
-    onnx_values = watch(fused, feeds[0])
+    nodes, onnx_values = watch(fused, feeds[0])
     context.progress(2, 3, "values of the float file")
     running = open_model(inputs["convert"].path, kernels="builtin", preserve_all_tensors=True)
     (feed,) = streamed(running.signature, source_layouts(recipe), feeds)

@@ -11,8 +11,9 @@ import pytest
 from cases import pipeline
 from command import edgefuse
 
-from edgefuse.graph.account import FATES, account_files
+from edgefuse.graph.account import FATES, account_protos
 from edgefuse.graph.ledger import LedgerEntry
+from edgefuse.graph.normalise import load_proto
 
 from .models import MODELS, by_name, write_recipe
 
@@ -39,7 +40,8 @@ def test_every_operator_is_accounted_for(folder: Path, name: str) -> None:
     made = pipeline.run(write_recipe(by_name(name), folder), until="fuse")
     assert made.report["exit_code"] == 0, made.error
     ledger = [LedgerEntry.from_json(entry) for entry in made.report["fusion"]["ledger"]]
-    rows = account_files(made.out / f"{name}.onnx", made.file("_fused.onnx"), ledger)
+    unfused, fused = made.out / f"{name}.onnx", made.file("_fused.onnx")
+    rows = account_protos(load_proto(unfused), load_proto(fused), ledger)
     assert len({row.node for row in rows}) == len(rows) > 10
     assert {row.fate for row in rows} <= set(FATES) - {"unknown"}
     for row in rows:
