@@ -113,7 +113,8 @@ def manifest_pictures(path: Path) -> list[Picture]:
 def folder_pictures(folder: Path, split: Split | None, memo: Memo) -> list[Picture]:
     """The pictures of a folder: rows of labels.csv in file order, or every picture file by name.
 
-    A split is ``random.Random(seed).shuffle`` of them, then the first N or the rest.
+    A split is ``random.Random(seed).shuffle`` of them, then the part that ``after`` and ``first``
+    cut out.
 
     Raises:
         DataError: with the place and the remedy.
@@ -122,16 +123,18 @@ def folder_pictures(folder: Path, split: Split | None, memo: Memo) -> list[Pictu
     rows = _labelled_rows(folder, table) if table.is_file() else _unlabelled_rows(folder)
     if split is not None:
         random.Random(split.seed).shuffle(rows)
-        at = split.first if split.first is not None else split.after or 0
-        if at >= len(rows):
-            key = "first" if split.first is not None else "after"
+        begin = split.after or 0
+        end = len(rows) if split.first is None else begin + split.first
+        whole = split.after is None and end == len(rows)
+        if begin >= len(rows) or end > len(rows) or whole:
             raise DataError(
-                f"split.{key} is {at}, and the folder has {len(rows)} pictures: "
-                "one part would be empty",
+                f"split wants pictures {begin + 1} to {max(end, begin + 1)}, and the folder has "
+                f"{len(rows)} pictures: "
+                + ("the other part would be empty" if whole else "there are not so many"),
                 hint="split below the number of pictures",
                 where=str(folder),
             )
-        rows = rows[:at] if split.first is not None else rows[at:]
+        rows = rows[begin:end]
     first_name: dict[str, str] = {}
     found = []
     for name, label in rows:

@@ -12,6 +12,7 @@ from pydantic import ConfigDict, Field, field_validator, model_validator
 from typing_extensions import Self
 
 from edgefuse.recipe_fusion import Contract, Fuse
+from edgefuse.recipe_quantize import Quantize
 from edgefuse.recipe_shapes import Shapes, resolve, static_sizes
 from edgefuse.section import NAME, SHA256, Number, Section
 
@@ -154,16 +155,16 @@ class Crops(Section):
 
 
 class Split(Section):
-    """A seeded shuffle of a folder, cut in two: give exactly one of first, after."""
+    """A part of a seeded shuffle of a folder: the first N, all after N, or the first M after N."""
 
-    seed: int = Field(0, ge=0, description="Shuffles; both parts need the same.")
-    first: int | None = Field(None, gt=0, description="Take the first N.")
-    after: int | None = Field(None, ge=0, description="Take all but the first N.")
+    seed: int = Field(0, ge=0, description="Shuffles; all parts need the same.")
+    first: int | None = Field(None, gt=0, description="Take the first N of what is left.")
+    after: int | None = Field(None, ge=0, description="Leave out the first N.")
 
     @model_validator(mode="after")
     def _one_part(self) -> Self:
-        if (self.first is None) == (self.after is None):
-            raise ValueError("give exactly one of first, after")
+        if self.first is None and self.after is None:
+            raise ValueError("give first, after, or both")
         return self
 
 
@@ -202,9 +203,17 @@ class Data(Section):
     calibration: Samples = Field(description="Sets the quantisation ranges.")
     evaluation: Samples = Field(description="Judged by the accuracy gate; also parity checks.")
     report: Samples | None = Field(None, description="Labelled; reported beside, never gated.")
+    validation: Samples | None = Field(
+        None,
+        description="Decides between techniques of quantize.goal; neither calibrated on nor gated.",
+    )
+    training: Samples | None = Field(None, description="What quantize.qat learns from.")
     labels: Blob | LocalFile | None = Field(
         None, description="Class names, one a line, shipped in the bundle."
     )
+
+
+SAMPLE_ROLES = tuple(name for name in Data.model_fields if name != "labels")
 
 
 class Export(Section):
@@ -221,28 +230,6 @@ class Convert(Section):
     parity_samples: int = Field(4, gt=0, description="Real samples compared with the fused ONNX.")
     max_relative_error: float = Field(1e-4, gt=0, description="Of the largest |output|.")
     timeout_s: int = Field(600, gt=0, description="Limit of the converter's child process.")
-
-
-class Quantize(Section):
-    """Float TFLite to full-integer TFLite: per-channel int8 weights, int8 activations."""
-
-    ranges: Literal["percentile", "minmax"] = Field(
-        "percentile", description="Whether the rarest values of an activation are cut, or kept."
-    )
-    tail_percent: float = Field(
-        0.01,
-        ge=0,
-        lt=50,
-        description="Cut from each end of a tensor's values (percentile); the model's inputs and "
-        "outputs are never cut.",
-    )
-    correct_head_bias: bool = Field(
-        False,
-        description="Take the mean error of each output, on the calibration samples, off the "
-        "bias of the last FULLY_CONNECTED.",
-    )
-    input: Literal["int8", "float32"] = Field("int8", description="Type of the model's inputs.")
-    output: Literal["int8", "float32"] = Field("int8", description="Type of the outputs.")
 
 
 class Check(Section):
@@ -356,9 +343,16 @@ class Recipe(Section):
         gates = self.gates
         if self.release and not (gates.accuracy and gates.memory and gates.latency):
             raise ValueError("a released recipe needs all gates: accuracy, memory, latency")
-        sets = [self.data.calibration, self.data.evaluation, self.data.report]
+        sets = [getattr(self.data, role) for role in SAMPLE_ROLES]
         if self.preprocess is None and any(s and not s.arrays for s in sets):
             raise ValueError("picture data needs a preprocess section")
+        if self.quantize.goal and self.data.validation is None:
+            raise ValueError(
+                "quantize.goal is judged on samples that are neither calibrated on nor gated: give "
+                "data.validation (a folder's split knows first and after together)"
+            )
+        if self.quantize.qat and self.data.training is None:
+            raise ValueError("quantize.qat learns from data.training: give it")
         if self.shapes is not None:
             if self.model.tflite is not None:
                 raise ValueError("shapes needs a graph to plan: a .tflite file has one shape")

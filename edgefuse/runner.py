@@ -23,7 +23,7 @@ from edgefuse.errors import EdgefuseError, GateFailed, Inconclusive, RecipeError
 from edgefuse.fetch import Downloads
 from edgefuse.keys import key_of, local_file
 from edgefuse.plan import Job, Selection, Step, make_plan, needed_blobs, parts_of
-from edgefuse.recipe import Blob, LocalFile
+from edgefuse.recipe import SAMPLE_ROLES, Blob, LocalFile
 from edgefuse.stage import STAGES, Context, Stage, restricted
 from edgefuse.store import Damaged, disk_error, is_disk_error
 
@@ -243,9 +243,7 @@ class Runner:
             warn=self.warn,
             samples=job.samples_of,
             roles=frozenset(
-                role
-                for role in ("calibration", "evaluation", "report")
-                if getattr(job.recipe.data, role) is not None
+                role for role in SAMPLE_ROLES if getattr(job.recipe.data, role) is not None
             ),
             downloads=self.downloads,
             local=local,

@@ -286,7 +286,16 @@ def test_missing_and_empty_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         opened(tmp_path)
 
 
-@pytest.mark.parametrize("split", [Split(first=10), Split(first=11), Split(after=10)])
+def test_parts_of_a_split_are_disjoint_and_whole(folder: Path) -> None:
+    parts = [Split(first=4), Split(after=4, first=3), Split(after=7)]
+    found = [opened(folder, split=split).names for split in parts]
+    assert [len(part) for part in found] == [4, 3, 3]
+    assert len({name for part in found for name in part}) == 10
+
+
+@pytest.mark.parametrize(
+    "split", [Split(first=10), Split(first=11), Split(after=10), Split(after=7, first=4)]
+)
 def test_a_split_that_leaves_nothing(folder: Path, split: Split) -> None:
     with pytest.raises(DataError, match=r"the folder has 10 pictures"):
         opened(folder, split=split)

@@ -91,9 +91,9 @@ def _head(model: TfliteModel) -> Operator:
     ):
         found = head.label if head else f"{len(model.outputs)} outputs"
         raise StageError(
-            f"quantize.correct_head_bias needs one output from a FULLY_CONNECTED with an int32 "
+            f"quantize.correct_bias: head needs one output from a FULLY_CONNECTED with an int32 "
             f"bias, found {found}",
-            hint="set quantize.correct_head_bias: false",
+            hint="set quantize.correct_bias: none",
         )
     return head
 

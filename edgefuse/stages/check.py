@@ -71,8 +71,8 @@ def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Pro
 def _check_signature(float_model: Artifact, int8_model: Artifact, recipe: Recipe) -> None:
     """Names and shapes must be the float model's, types what the recipe asks for."""
     for side, wanted_type in (
-        ("inputs", recipe.quantize.input),
-        ("outputs", recipe.quantize.output),
+        ("inputs", recipe.quantize.input_type),
+        ("outputs", recipe.quantize.output_type),
     ):
         expected = getattr(float_model.signature, side)
         found = getattr(int8_model.signature, side)

@@ -48,6 +48,7 @@ def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Pro
     source = read_model(float_model.path)
     options = recipe.quantize
     whole = {source.tensors[i].name for i in (*source.inputs, *source.outputs)}
+    assert options.ranges in ("percentile", "minmax")
     ranges = choose(statistics, options.ranges, options.tail_percent, whole)
     evaluation = context.samples("evaluation")
     judged = take(evaluation, context.downloads, _COMPARED_BATCHES, recipe.model.batch)
@@ -59,10 +60,12 @@ def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Pro
         float_model.path,
         path,
         ranges,
-        float_inputs=options.input == "float32",
-        float_outputs=options.output == "float32",
+        float_inputs=options.input_type == "float32",
+        float_outputs=options.output_type == "float32",
     )
-    correction = correct_head(float_model.path, path, fitted()) if options.correct_head_bias else {}
+    correction = (
+        correct_head(float_model.path, path, fitted()) if options.correct_bias == "head" else {}
+    )
     clipped = max(r.clipped_fraction for r in ranges.values())
     evidence = {
         "calibration_samples": samples.count,

@@ -1,0 +1,161 @@
+"""What a recipe says about quantisation: formats, ranges, and what is done to keep accuracy."""
+
+import re
+from typing import Annotated, Literal
+
+from pydantic import Field, field_validator, model_validator
+from typing_extensions import Self
+
+from edgefuse.section import Section
+
+RangeMethod = Literal["percentile", "minmax", "mse", "entropy"]
+Format = Literal["int8", "int16x8", "dynamic_range", "float16"]
+BoundaryType = Literal["int8", "uint8", "int16", "float32"]
+_BOUNDARY: dict[str, tuple[BoundaryType, ...]] = {
+    "int8": ("int8", "uint8", "float32"),
+    "int16x8": ("int16", "float32"),
+    "dynamic_range": ("float32",),
+    "float16": ("float32",),
+}
+
+
+def _expression(value: str) -> str:
+    try:
+        re.compile(value)
+    except re.error as error:
+        raise ValueError(f"not a regular expression: {error}") from None
+    return value
+
+
+Expression = Annotated[str, Field(min_length=1)]
+
+
+class TensorRule(Section):
+    """Another range for some activation tensors; the first rule that matches counts."""
+
+    match: Expression = Field(
+        description="Regular expression, found anywhere in the TFLite tensor's name."
+    )
+    ranges: RangeMethod = Field(description="As quantize.ranges.")
+    tail_percent: float = Field(0.01, ge=0, lt=50, description="As quantize.tail_percent.")
+
+    @field_validator("match")
+    @classmethod
+    def _compiles(cls, value: str) -> str:
+        return _expression(value)
+
+
+class Goal(Section):
+    """What the quantised model must reach on data.validation; the cheapest way is searched for."""
+
+    max_drop_points: float | None = Field(None, description="Top-1; needs labels.")
+    min_agreement: float | None = Field(
+        None, gt=0, le=1, description="Fraction of samples whose first class is the float model's."
+    )
+    min_sqnr_db: float | None = Field(None, description="The least of all outputs.")
+    time_limit_s: int = Field(600, gt=0, description="No candidate is begun after this time.")
+
+    @model_validator(mode="after")
+    def _has_threshold(self) -> Self:
+        if (self.max_drop_points, self.min_agreement, self.min_sqnr_db) == (None, None, None):
+            raise ValueError("a goal without a threshold is reached by anything: give at least one")
+        if self.max_drop_points is not None and self.max_drop_points < 0:
+            raise ValueError("max_drop_points below 0 asks for int8 to be better than float")
+        return self
+
+
+class Qat(Section):
+    """Quantisation-aware fine-tuning on data.training, BatchNorm folded and so frozen."""
+
+    steps: int = Field(200, gt=0, description="Optimiser steps.")
+    learning_rate: float = Field(1e-4, gt=0, description="Of Adam, decayed to 0 by a cosine.")
+    batch: int = Field(8, gt=0, description="Samples a step.")
+    label_weight: float = Field(
+        0.0, ge=0, le=1, description="Share of cross-entropy on labels; the rest is distillation."
+    )
+
+
+class Quantize(Section):
+    """Float TFLite to quantised TFLite."""
+
+    format: Format = Field(
+        "int8",
+        description="int8: weights and activations; int16x8: int16 activations, int8 weights; "
+        "dynamic_range: int8 weights, float activations; float16: weights.",
+    )
+    weights: Literal["per_channel", "per_tensor"] = Field(
+        "per_channel", description="Scales of the weights; some targets know per_tensor only."
+    )
+    ranges: RangeMethod = Field(
+        "percentile",
+        description="How an activation's range follows from its values: percentile cuts the "
+        "rarest, minmax keeps all, mse has the least squared error, entropy the least divergence.",
+    )
+    tail_percent: float = Field(
+        0.01,
+        ge=0,
+        lt=50,
+        description="Cut from each end of a tensor's values (percentile); the model's inputs and "
+        "outputs are never cut.",
+    )
+    tensors: tuple[TensorRule, ...] = Field((), description="Other ranges for some tensors.")
+    head: Literal["values", "classes"] = Field(
+        "values",
+        description="What the output is for: values keeps all of its range; classes clips the low "
+        "side, which never decides the first class (judge it by agreement, not by SQNR).",
+    )
+    equalize: bool = Field(
+        False, description="Cross-layer equalisation: channels of consecutive layers share scales."
+    )
+    rounding: Literal["nearest", "gptq", "reconstruct"] = Field(
+        "nearest",
+        description="Of the weights. gptq: closed form, each error made good by the weights that "
+        "follow; reconstruct: learned block by block against the float model.",
+    )
+    correct_bias: Literal["none", "head", "layers"] = Field(
+        "none",
+        description="Take the mean error, on the calibration samples, off the bias: of the last "
+        "FULLY_CONNECTED, or of every layer in order.",
+    )
+    keep_float: tuple[Expression, ...] = Field(
+        (),
+        description="Operators that stay float: regular expressions, found in the name of an "
+        "operator's first output. Each is also to be permitted in check.permit_float.",
+    )
+    int16: tuple[Expression, ...] = Field(
+        (),
+        description="Operators with int16 activations, as keep_float; probed on the target.",
+    )
+    input: BoundaryType | None = Field(
+        None, description="Type of the inputs: int8, uint8, int16, float32; null: the format's own."
+    )
+    output: BoundaryType | None = Field(None, description="Type of the outputs, as input.")
+    goal: Goal | None = Field(None, description="Search for the cheapest way to reach this.")
+    qat: Qat | None = Field(None, description="Fine-tune when all else fails; needs data.training.")
+
+    @field_validator("keep_float", "int16")
+    @classmethod
+    def _compile(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(_expression(item) for item in value)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        for side in ("input", "output"):
+            given, allowed = getattr(self, side), _BOUNDARY[self.format]
+            if given is not None and given not in allowed:
+                raise ValueError(
+                    f"{side}: {given} does not exist in format {self.format}: {', '.join(allowed)}"
+                )
+        if self.format != "int8":
+            for key in ("keep_float", "int16", "goal", "qat"):
+                if getattr(self, key):
+                    raise ValueError(f"{key} needs format: int8 (found {self.format})")
+        return self
+
+    @property
+    def input_type(self) -> BoundaryType:
+        return self.input or _BOUNDARY[self.format][0]
+
+    @property
+    def output_type(self) -> BoundaryType:
+        return self.output or _BOUNDARY[self.format][0]
