@@ -1,21 +1,38 @@
-"""Apply ranges: a float .tflite to a full-integer one, with ai-edge-quantizer.
+"""Apply ranges: a float .tflite to a quantised one, with ai-edge-quantizer.
 
-Weights are symmetric int8 per output channel, activations asymmetric int8 per tensor, biases
-int32. The ranges are ours; the library only writes the file.
+    q = clip(round(w / scale)), scale = max|w| / 127 per output channel (or per tensor)
+    bias' = round(bias / (input scale * weight scale))
+
+The ranges are ours, and the weights' scales where they are given; the library writes the file.
+Scope: the formats of :mod:`edgefuse.quant.formats`, float islands, int16 islands, and the types of
+inputs and outputs. Left alone: which operators should leave the format.
 """
 
 from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Mapping
+import warnings
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgefuse.errors import StageError
+from edgefuse.quant.formats import (
+    ACTIVATION_BITS,
+    BOUNDARIES,
+    Boundary,
+    Format,
+    number,
+    numbered,
+    rules,
+    with_names,
+)
 from edgefuse.quant.ranges import Range
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from edgefuse.tflite.read import Operator, Tensor, TfliteModel
 
 _CHANNEL_AXES = {"CONV_2D": 0, "DEPTHWISE_CONV_2D": 3, "FULLY_CONNECTED": 0, "TRANSPOSE_CONV": 0}
@@ -23,6 +40,7 @@ _WEIGHT_FLOOR = 1e-6
 # Largest bias, in int32 steps, that a channel's weight scale is widened for: room for 8 times more,
 # since the library may give the input another scale than its own range says.
 _BIAS_STEPS = 2.0**28
+_INT32 = 2.0**31 - 1
 
 
 def quantize_file(
@@ -30,46 +48,63 @@ def quantize_file(
     destination: Path,
     ranges: Mapping[str, Range],
     *,
-    float_inputs: bool = False,
-    float_outputs: bool = False,
+    format: Format = "int8",
+    per_tensor_weights: bool = False,
+    keep_float: Collection[int] = (),
+    int16: Collection[int] = (),
+    input_type: Boundary = "int8",
+    output_type: Boundary = "int8",
+    weight_scales: Mapping[str, np.ndarray[Any, Any]] | None = None,
 ) -> None:
-    """Write the int8 file.
+    """Write the quantised file.
 
     Args:
-        ranges: one for every activation tensor, by tensor name.
-        float_inputs: keep float32 inputs, with a QUANTIZE behind them.
-        float_outputs: keep float32 outputs, with a DEQUANTIZE before them.
+        ranges: one for every activation tensor, by tensor name; unused by dynamic_range and
+            float16.
+        keep_float: operators, by index, that stay float, with a DEQUANTIZE before and a QUANTIZE
+            behind; neighbours share one island.
+        int16: operators, by index, with int16 activations in an int8 file.
+        input_type, output_type: of the model's inputs and outputs. uint8 has a QUANTIZE behind or
+            before, with the same scale and a zero point that is greater by 128.
+        weight_scales: explicit scales by the weight's tensor name, one a channel (or one): the
+            int8 weight is round(w / scale), and its bias's scale follows.
 
     Raises:
-        StageError: the library refuses the model.
+        StageError: the library refuses the model, a boundary type does not exist in the format, or
+            a bias does not fit int32.
     """
-    import numpy as np
-
     from edgefuse.quant.repair import repaired
     from edgefuse.tflite.read import read_model
     from edgefuse.tflite.runtime import quiet_native
 
+    for side, wanted in (("input", input_type), ("output", output_type)):
+        if wanted not in BOUNDARIES[format]:
+            raise StageError(
+                f"{side} type {wanted} does not exist in format {format}",
+                hint=f"one of {', '.join(BOUNDARIES[format])}",
+            )
     model = read_model(source)
-    statistics: dict[str, Any] = {}
-    for tensor in model.tensors:
-        if (found := ranges.get(tensor.name)) is not None:
-            shape = [1] * len(tensor.shape)
-            statistics[tensor.name] = {
-                "min": np.full(shape, found.low, np.float32),
-                "max": np.full(shape, found.high, np.float32),
-            }
-    statistics.update(_floored_channels(model, ranges))
-    with contextlib.redirect_stdout(io.StringIO()), quiet_native():
-        from ai_edge_quantizer import quantizer, recipe
+    statistics = _statistics(model, ranges, ACTIVATION_BITS[format], int16)
+    statistics.update(
+        _weight_ranges(model, ranges, ACTIVATION_BITS[format], per_tensor_weights, weight_scales)
+    )
+    instructions = rules(
+        model,
+        format,
+        per_tensor_weights=per_tensor_weights,
+        keep_float=keep_float,
+        int16=int16,
+        float_inputs=input_type == "float32",
+        float_outputs=output_type == "float32",
+    )
+    with contextlib.redirect_stdout(io.StringIO()), quiet_native(), warnings.catch_warnings():
+        from ai_edge_quantizer import quantizer
 
+        # The library warns of its own interpreter.
+        warnings.simplefilter("ignore", UserWarning)
         try:
-            worker = quantizer.Quantizer(str(source))
-            worker.load_quantization_recipe(recipe.static_wi8_ai8())
-            for operation, wanted in (("INPUT", float_inputs), ("OUTPUT", float_outputs)):
-                if wanted:
-                    worker.update_quantization_recipe(
-                        regex=".*", operation_name=operation, algorithm_key="no_quantize"
-                    )
+            worker = quantizer.Quantizer(bytearray(numbered(model.data)))
+            worker.load_quantization_recipe(instructions)
             result = worker.quantize(statistics)
         except Exception as error:
             text = " ".join(str(error).split())[:300]
@@ -81,16 +116,49 @@ def quantize_file(
     data = result.quantized_model
     if not data:
         raise StageError("the quantiser wrote nothing", where=source.name)
-    destination.write_bytes(repaired(bytes(data), model))
+    written = with_names(bytes(data), model)
+    destination.write_bytes(
+        repaired(written, model, input_type=input_type, output_type=output_type)
+    )
 
 
-def _floored_channels(model: TfliteModel, ranges: Mapping[str, Range]) -> dict[str, Any]:
-    """Explicit weight ranges where a channel is (nearly) zero: its scale would be zero, or its
-    bias would not fit int32 (bias / (input scale * weight scale)). Either floor costs nothing:
-    one is far below the step of any other channel, the other 2**-20 of the channel's bias."""
+def _statistics(
+    model: TfliteModel,
+    ranges: Mapping[str, Range],
+    bits: int | None,
+    int16: Collection[int],
+) -> dict[str, Any]:
+    import numpy as np
+
+    found = {}
+    if bits is None:
+        return {}
+    for tensor in model.tensors:
+        if (span := ranges.get(tensor.name)) is not None and not tensor.is_constant:
+            shape = [1] * len(tensor.shape)
+            found[number(tensor.index)] = {
+                "min": np.full(shape, span.low, np.float32),
+                "max": np.full(shape, span.high, np.float32),
+            }
+    return found
+
+
+def _weight_ranges(
+    model: TfliteModel,
+    ranges: Mapping[str, Range],
+    bits: int | None,
+    per_tensor: bool,
+    given: Mapping[str, np.ndarray[Any, Any]] | None,
+) -> dict[str, Any]:
+    """Explicit weight ranges: those given, and those of channels that are (nearly) zero.
+
+    The scale of such a channel would be zero, or its bias would not fit int32 (bias / (input
+    scale * weight scale)). Either floor costs nothing: one is far below the step of any other
+    channel, the other 2**-20 of the channel's bias."""
     import numpy as np
 
     found: dict[str, Any] = {}
+    named = dict(given or {})
     for operator in model.operators:
         axis = _CHANNEL_AXES.get(operator.code)
         if axis is None:
@@ -99,17 +167,68 @@ def _floored_channels(model: TfliteModel, ranges: Mapping[str, Range]) -> dict[s
         if not tensor.is_constant or not tensor.is_float:
             continue
         weights = np.abs(model.constant(tensor)).astype(np.float64)
-        others = tuple(a for a in range(weights.ndim) if a != axis)
-        peak = weights.max(axis=others, keepdims=True)
-        floor = np.full(peak.size, _WEIGHT_FLOOR * max(float(weights.max()), 1e-30))
         data, bias = _data_and_bias(model, operator)
-        if bias is not None and (span := ranges.get(data.name)) is not None:
+        span = ranges.get(data.name)
+        least = np.zeros(weights.shape[axis])
+        if bias is not None and span is not None and bits == 8:
             step = (span.high - span.low) / 255
-            floor = np.maximum(floor, 127 * np.abs(bias.reshape(-1)) / (step * _BIAS_STEPS))
+            least = np.abs(bias.reshape(-1)) / step
+        explicit = named.pop(tensor.name, None)
+        if explicit is not None:
+            scale = _given(explicit, tensor, axis, per_tensor)
+            _fits_int32(operator, scale.reshape(-1), least)
+            found[number(tensor.index)] = {"min": -127 * scale, "max": 127 * scale}
+            continue
+        if per_tensor:
+            _fits_int32(operator, np.full(1, max(weights.max() / 127, 1e-30)), least)
+            continue
+        others = tuple(a for a in range(weights.ndim) if a != axis)
+        peak = weights.max(axis=others, keepdims=True) if others else weights
+        floor = np.full(peak.size, _WEIGHT_FLOOR * max(float(weights.max()), 1e-30))
+        floor = np.maximum(floor, 127 * least / _BIAS_STEPS)
         if (peak.reshape(-1) < floor).any():
             peak = np.maximum(peak, floor.reshape(peak.shape)).astype(np.float32)
-            found[tensor.name] = {"min": -peak, "max": peak}
+            found[number(tensor.index)] = {"min": -peak, "max": peak}
+    if named:
+        raise StageError(
+            f"scales are given for {sorted(named)[0]!r}, which is no weight of the model"
+        )
     return found
+
+
+def _given(
+    scale: np.ndarray[Any, Any], tensor: Tensor, axis: int, per_tensor: bool
+) -> np.ndarray[Any, Any]:
+    """Explicit scales in the weight's rank: one a channel of ``axis``, or one in all."""
+    import numpy as np
+
+    scale = np.asarray(scale, np.float32).astype(np.float64).reshape(-1)
+    wanted = 1 if per_tensor else tensor.shape[axis]
+    if scale.size != wanted or not (np.isfinite(scale).all() and scale.min() > 0):
+        raise StageError(
+            f"{scale.size} scales for weight {tensor.name!r} of shape {tensor.shape}, expected "
+            f"{wanted}, all above 0"
+        )
+    shape = [1] * len(tensor.shape)
+    shape[axis] = wanted
+    return scale.reshape(shape)
+
+
+def _fits_int32(
+    operator: Operator, scale: np.ndarray[Any, Any], least: np.ndarray[Any, Any]
+) -> None:
+    """Refuse scales under which a channel's bias is beyond int32."""
+    import numpy as np
+
+    steps = least / scale
+    if (beyond := np.flatnonzero(steps > _INT32)).size:
+        channel = int(beyond[0])
+        raise StageError(
+            f"the bias of channel {channel} of {operator.label} is {steps[channel]:.3g} steps of "
+            "its input's times its weights' scale: beyond int32",
+            hint="per-channel weights let such a channel have a scale of its own; give it a "
+            "larger one",
+        )
 
 
 def _data_and_bias(model: TfliteModel, operator: Operator) -> tuple[Tensor, Any]:

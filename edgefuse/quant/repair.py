@@ -10,7 +10,7 @@ not the signature's entry: the signature follows.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from edgefuse.tflite.read import TfliteModel
@@ -23,12 +23,16 @@ FIXED_OUTPUTS = {
 }
 
 
-def repaired(data: bytes, source: TfliteModel) -> bytes:
-    """The int8 file, loadable, with the signature of ``source``, the float file."""
+def repaired(
+    data: bytes, source: TfliteModel, *, input_type: str = "int8", output_type: str = "int8"
+) -> bytes:
+    """The quantised file, loadable, with the signature of ``source``, the float file."""
+    from edgefuse.quant.boundary import as_uint8
     from edgefuse.tflite.read import parse_model
     from edgefuse.tflite.signature import with_signature
 
     found = parse_model(data)
+    inputs = list(found.inputs)
     outputs = [_own(found, before, now) for before, now in zip(source.outputs, found.outputs)]
     unfit = [
         operator.index
@@ -37,11 +41,19 @@ def repaired(data: bytes, source: TfliteModel) -> bytes:
     ]
     if unfit or outputs != list(found.outputs):
         data = _edited(data, found, unfit, outputs)
-    moved = dict(zip(source.inputs, found.inputs)) | dict(zip(source.outputs, outputs))
+    if "uint8" in (input_type, output_type):
+        data, moved_inputs, moved_outputs = as_uint8(
+            data,
+            inputs if input_type == "uint8" else (),
+            outputs if output_type == "uint8" else (),
+        )
+        inputs = [moved_inputs.get(index, index) for index in inputs]
+        outputs = [moved_outputs.get(index, index) for index in outputs]
+    placed = dict(zip(source.inputs, inputs)), dict(zip(source.outputs, outputs))
     return with_signature(
         data,
-        {name: moved[index] for name, index in source.signature_inputs},
-        {name: moved[index] for name, index in source.signature_outputs},
+        {name: placed[0][index] for name, index in source.signature_inputs},
+        {name: placed[1][index] for name, index in source.signature_outputs},
     )
 
 
@@ -58,40 +70,14 @@ def _fits(found: TfliteModel, code: str, index: int) -> bool:
 
 def _edited(data: bytes, found: TfliteModel, unfit: list[int], outputs: list[int]) -> bytes:
     """With other graph outputs, and a QUANTIZE behind each unfit operator."""
-    import flatbuffers
-    from ai_edge_litert import schema_py_generated as schema
+    from edgefuse.tflite.edit import Edit
 
-    model = schema.ModelT.InitFromObj(schema.Model.GetRootAs(data))
-    graph = model.subgraphs[0]
-    graph.outputs = outputs
+    edit = Edit(data)
+    edit.graph.outputs = outputs
     for index in reversed(unfit):
         operator = found.operators[index]
         (scale, zero), place = FIXED_OUTPUTS[operator.code], operator.outputs[0]
-        held = graph.tensors[place]
-        fixed = schema.TensorT()
-        fixed.name = held.name + b"_fixed"
-        fixed.shape, fixed.type, fixed.buffer = held.shape, held.type, 0
-        fixed.shapeSignature, fixed.hasRank = held.shapeSignature, held.hasRank
-        fixed.quantization = schema.QuantizationParametersT()
-        fixed.quantization.scale, fixed.quantization.zeroPoint = [scale], [zero]
-        graph.tensors.append(fixed)
-        between = schema.OperatorT()
-        between.opcodeIndex = _quantize_code(model, schema)
-        between.inputs, between.outputs = [len(graph.tensors) - 1], [place]
-        graph.operators[index].outputs = list(between.inputs)
-        graph.operators.insert(index + 1, between)
-    builder = flatbuffers.Builder(len(data))
-    builder.Finish(model.Pack(builder), b"TFL3")
-    return bytes(builder.Output())
-
-
-def _quantize_code(model: Any, schema: Any) -> int:
-    wanted = schema.BuiltinOperator.QUANTIZE
-    for place, code in enumerate(model.operatorCodes):
-        if code.builtinCode == wanted:
-            return place
-    code = schema.OperatorCodeT()
-    code.builtinCode = code.deprecatedBuiltinCode = wanted
-    code.version = 1
-    model.operatorCodes.append(code)
-    return len(model.operatorCodes) - 1
+        fixed = edit.like(place, "_fixed", "int8", scale, zero)
+        edit.graph.operators[index].outputs = [fixed]
+        edit.graph.operators.insert(index + 1, edit.operator("QUANTIZE", [fixed], [place]))
+    return edit.bytes()

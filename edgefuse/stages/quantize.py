@@ -60,8 +60,10 @@ def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Pro
         float_model.path,
         path,
         ranges,
-        float_inputs=options.input_type == "float32",
-        float_outputs=options.output_type == "float32",
+        format=options.format,
+        per_tensor_weights=options.weights == "per_tensor",
+        input_type=options.input_type,
+        output_type=options.output_type,
     )
     correction = (
         correct_head(float_model.path, path, fitted()) if options.correct_bias == "head" else {}

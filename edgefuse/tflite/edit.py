@@ -1,0 +1,119 @@
+"""Change a .tflite file: constants in place, tensors and operators by rewriting it.
+
+Problem: a quantised weight or bias that was computed elsewhere has to go into a finished file
+without anything else changing; and what a quantiser leaves out has to be put in.
+
+``with_constants`` overwrites bytes where they lie: the file keeps its size and every other byte.
+:class:`Edit` unpacks the file, and packs it again. Left alone: the model's numbers; whoever edits
+answers for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from edgefuse.errors import StageError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+def with_constants(data: bytes, values: Mapping[int, np.ndarray[Any, Any]]) -> bytes:
+    """The same file with other values in some constants.
+
+    Args:
+        values: by tensor index; each in the tensor's own dtype and shape.
+
+    Raises:
+        StageError: a tensor is no constant, a value has another dtype or shape, or the constant's
+            bytes also belong to a tensor that is not given the same value.
+    """
+    import numpy as np
+
+    from edgefuse.tflite.read import parse_model
+
+    model = parse_model(data)
+    sharing: dict[int, list[int]] = {}
+    for tensor in model.tensors:
+        if tensor.is_constant:
+            sharing.setdefault(tensor.buffer, []).append(tensor.index)
+    edited = bytearray(data)
+    for index, given in values.items():
+        if not 0 <= index < len(model.tensors):
+            raise StageError(f"there is no tensor {index}: the file has {len(model.tensors)}")
+        tensor = model.tensors[index]
+        value = np.asarray(given)
+        if not tensor.is_constant:
+            raise StageError(f"tensor {tensor.name!r} is not a constant")
+        if value.dtype.name != tensor.dtype or value.shape != tensor.shape:
+            raise StageError(
+                f"constant {tensor.name!r} is {tensor.dtype} of shape {tensor.shape}, given "
+                f"{value.dtype.name} of shape {value.shape}"
+            )
+        written = np.ascontiguousarray(value).tobytes()
+        for other in sharing[tensor.buffer]:
+            twin = values.get(other)
+            if twin is None or np.ascontiguousarray(twin).tobytes() != written:
+                raise StageError(
+                    f"constant {tensor.name!r} shares its bytes with "
+                    f"{model.tensors[other].name!r}, which would change with it",
+                    hint="give both the same value",
+                )
+        begin, length = model.spans[tensor.buffer]
+        edited[begin : begin + length] = written
+    return bytes(edited)
+
+
+class Edit:
+    """A file unpacked; ``bytes()`` packs it again."""
+
+    def __init__(self, data: bytes) -> None:
+        from ai_edge_litert import schema_py_generated as schema
+
+        self.schema: Any = schema
+        self.model: Any = schema.ModelT.InitFromObj(schema.Model.GetRootAs(data))
+        self.graph: Any = self.model.subgraphs[0]
+        self._size = len(data)
+
+    def bytes(self) -> bytes:
+        import flatbuffers
+
+        builder = flatbuffers.Builder(self._size)
+        builder.Finish(self.model.Pack(builder), b"TFL3")
+        return bytes(builder.Output())
+
+    def like(
+        self, index: int, suffix: str, dtype: str, scale: float | None = None, zero: int = 0
+    ) -> int:
+        """A new activation tensor of the shape of another; its index."""
+        held = self.graph.tensors[index]
+        tensor = self.schema.TensorT()
+        tensor.name = held.name + suffix.encode()
+        tensor.shape, tensor.shapeSignature = held.shape, held.shapeSignature
+        tensor.hasRank, tensor.buffer = held.hasRank, 0
+        tensor.type = getattr(self.schema.TensorType, dtype.upper())
+        if scale is not None:
+            tensor.quantization = self.schema.QuantizationParametersT()
+            tensor.quantization.scale, tensor.quantization.zeroPoint = [scale], [zero]
+        self.graph.tensors.append(tensor)
+        return len(self.graph.tensors) - 1
+
+    def operator(self, code: str, inputs: Sequence[int], outputs: Sequence[int]) -> Any:
+        """A new operator without options; the caller puts it in its place."""
+        made = self.schema.OperatorT()
+        made.opcodeIndex = self._code(code)
+        made.inputs, made.outputs = list(inputs), list(outputs)
+        return made
+
+    def _code(self, name: str) -> int:
+        wanted = getattr(self.schema.BuiltinOperator, name)
+        for place, code in enumerate(self.model.operatorCodes):
+            if code.builtinCode == wanted:
+                return place
+        code = self.schema.OperatorCodeT()
+        code.builtinCode = wanted
+        code.deprecatedBuiltinCode = min(wanted, 127)
+        code.version = 1
+        self.model.operatorCodes.append(code)
+        return len(self.model.operatorCodes) - 1
