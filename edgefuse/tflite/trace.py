@@ -93,7 +93,7 @@ def trace(
     for step in steps:
         search.find(step)
     owner = _regions(steps, search, float_model)
-    partner = _partners(float_model, int8_model)
+    partner = partners(float_model, int8_model)
     own: dict[str, list[int]] = {}
     for index, name in sorted(owner.items()):
         if index in partner:
@@ -182,7 +182,7 @@ def _regions(steps: Sequence[Step], search: _Search, model: TfliteModel) -> dict
     return owner
 
 
-def _partners(float_model: TfliteModel, int8_model: TfliteModel) -> dict[int, int]:
+def partners(float_model: TfliteModel, int8_model: TfliteModel) -> dict[int, int]:
     """The int8 operator of each float operator: by order, else by the name of its result."""
     left = [op for op in float_model.operators if op.code not in CONVERSIONS]
     right = [op for op in int8_model.operators if op.code not in CONVERSIONS]
