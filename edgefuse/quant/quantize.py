@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgefuse.errors import StageError
+from edgefuse.quant.collapse import aligned, collapsed
 from edgefuse.quant.formats import (
     ACTIVATION_BITS,
     BOUNDARIES,
@@ -84,6 +85,7 @@ def quantize_file(
                 hint=f"one of {', '.join(BOUNDARIES[format])}",
             )
     model = read_model(source)
+    ranges = aligned(model, ranges)
     statistics = _statistics(model, ranges, ACTIVATION_BITS[format], int16)
     statistics.update(
         _weight_ranges(model, ranges, ACTIVATION_BITS[format], per_tensor_weights, weight_scales)
@@ -117,6 +119,8 @@ def quantize_file(
     if not data:
         raise StageError("the quantiser wrote nothing", where=source.name)
     written = with_names(bytes(data), model)
+    if ACTIVATION_BITS[format]:
+        written = collapsed(written, model, ranges, keep_float)
     destination.write_bytes(
         repaired(written, model, input_type=input_type, output_type=output_type)
     )

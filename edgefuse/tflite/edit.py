@@ -75,6 +75,8 @@ class Edit:
         self.model: Any = schema.ModelT.InitFromObj(schema.Model.GetRootAs(data))
         self.graph: Any = self.model.subgraphs[0]
         self._size = len(data)
+        self._types = {v: k.lower() for k, v in vars(schema.TensorType).items() if _is_value(k)}
+        self._codes = {v: k for k, v in vars(schema.BuiltinOperator).items() if _is_value(k)}
 
     def bytes(self) -> bytes:
         import flatbuffers
@@ -99,6 +101,38 @@ class Edit:
         self.graph.tensors.append(tensor)
         return len(self.graph.tensors) - 1
 
+    def dtype(self, index: int) -> str:
+        """NumPy's name of a tensor's type."""
+        return self._types[self.graph.tensors[index].type]
+
+    def code(self, operator: Any) -> str:
+        """The name of an operator: ``CONV_2D``."""
+        return self._codes[self.model.operatorCodes[operator.opcodeIndex].builtinCode]
+
+    def quantise(self, index: int, dtype: str, scale: float, zero: int) -> None:
+        """Give an activation another type and one scale."""
+        tensor = self.graph.tensors[index]
+        tensor.type = getattr(self.schema.TensorType, dtype.upper())
+        tensor.quantization = self.schema.QuantizationParametersT()
+        tensor.quantization.scale, tensor.quantization.zeroPoint = [scale], [zero]
+
+    def fill(self, index: int, value: np.ndarray[Any, Any]) -> None:
+        """Make a tensor the constant ``value``, which has its type, in a buffer of its own."""
+        import numpy as np
+
+        buffer = self.schema.BufferT()
+        buffer.data = np.frombuffer(np.ascontiguousarray(value).tobytes(), np.uint8)
+        self.model.buffers.append(buffer)
+        self.graph.tensors[index].buffer = len(self.model.buffers) - 1
+        self.graph.tensors[index].shape = list(value.shape)
+
+    def release(self, index: int) -> None:
+        """Drop the bytes of a constant that nothing reads any more."""
+        place = self.graph.tensors[index].buffer
+        self.graph.tensors[index].buffer = 0
+        if all(tensor.buffer != place for tensor in self.graph.tensors):
+            self.model.buffers[place].data = None
+
     def operator(self, code: str, inputs: Sequence[int], outputs: Sequence[int]) -> Any:
         """A new operator without options; the caller puts it in its place."""
         made = self.schema.OperatorT()
@@ -117,3 +151,7 @@ class Edit:
         code.version = 1
         self.model.operatorCodes.append(code)
         return len(self.model.operatorCodes) - 1
+
+
+def _is_value(name: str) -> bool:
+    return not name.startswith("_")

@@ -78,6 +78,7 @@ class Builder:
         outputs: Sequence[int],
         activation: str = "NONE",
         custom: str = "",
+        options: tuple[str, Mapping[str, Any]] | None = None,
     ) -> None:
         entry = self.schema.OperatorCodeT()
         entry.builtinCode = getattr(self.schema.BuiltinOperator, code)
@@ -88,8 +89,8 @@ class Builder:
         operator = self.schema.OperatorT()
         operator.opcodeIndex = len(self.model.operatorCodes) - 1
         operator.inputs, operator.outputs = list(inputs), list(outputs)
-        if code in _OPTIONS:
-            kind, settings = _OPTIONS[code]
+        if found := options or _OPTIONS.get(code):
+            kind, settings = found
             options = getattr(self.schema, f"{kind}T")()
             for key, setting in settings.items():
                 setattr(options, key, setting)
