@@ -1,8 +1,8 @@
 """A graph without what differs from machine to machine: paths, traces, versions, comments; and
 without what a removed node leaves behind in its subgraphs.
 
-Equal models then give equal bytes. Torch module paths stay, for the ledger's messages, and so does
-the origin that passes have recorded.
+Equal models then give equal bytes. Torch module paths stay, for the ledger's messages, and so do
+the origin that passes have recorded and the scales that a model brought along.
 """
 
 from __future__ import annotations
@@ -81,7 +81,9 @@ def clean_export(source: Path, destination: Path, name: str) -> None:
         tensor.ClearField("metadata_props")
         tensor.ClearField("doc_string")
     model = ir.serde.deserialize_model(proto)
+    own = {k: v for k, v in sorted(model.metadata_props.items()) if k.startswith(OWN_PREFIX)}
     drop_metadata(model)
+    model.metadata_props.update(own)
     model.producer_name, model.producer_version = "edgefuse", None
     model.graph.name = name
     clean = ir.serde.serialize_model(model)

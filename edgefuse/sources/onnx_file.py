@@ -29,6 +29,8 @@ def load(path: Path, model: Model) -> Any:
     """
     import onnx
 
+    from edgefuse.graph.qdq_limits import refuse_other_forms
+
     where = str(path)
     try:
         proto = onnx.load(path, load_external_data=False)
@@ -45,6 +47,7 @@ def load(path: Path, model: Model) -> Any:
             hint="the file is empty or no model: export it again",
         )
     _load_external(proto, path)
+    refuse_other_forms(proto, where)
     _check_opsets(proto, where)
     _check_finite(proto, where)
     _check_training(proto, where)

@@ -3,7 +3,8 @@
 torch: the dynamo exporter without its optimiser, so that BatchNorm is still there to be fused and
 every node carries its torch module path; compared with *eager* PyTorch before anything else, since
 an exporter can be wrong without an error. onnx: checked, pinned to static shapes, compared with
-the file as given.
+the file as given. An ONNX file that brings its own scales (QuantizeLinear, DequantizeLinear)
+becomes the float graph, with the scales beside it: put together again they must answer as given.
 """
 
 from __future__ import annotations
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
 def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Product:
     from edgefuse.data import take
     from edgefuse.graph.clean import clean_export
-    from edgefuse.graph.verify import run_onnx
 
     feeds = take(
         context.samples("evaluation"),
@@ -55,14 +55,16 @@ def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Pro
     context.progress(3, 4, "comparing")
     path = context.work / context.file_name
     clean_export(raw, path, recipe.name)
-    parity = require_parity(
-        reference, run_onnx(path, feeds), limit=recipe.export.max_relative_error, what=what
-    )
-    evidence = {
+    answers, scales = _answers(path, feeds, reference)
+    parity = require_parity(reference, answers, limit=recipe.export.max_relative_error, what=what)
+    evidence: dict[str, Any] = {
         "parity": parity,
         "weights": "random" if recipe.model.random_weights else "given",
         "summary": f"relative error {parity['max_relative_error']:.1e} on {len(feeds)} samples",
     }
+    if scales:
+        evidence["quantization"] = scales
+        evidence["summary"] += f", {scales['activations']} activations with scales of their own"
     return Product("onnx", path, signature(path, recipe), evidence)
 
 
@@ -179,17 +181,49 @@ def _from_onnx(
 ) -> list[dict[str, Any]]:
     import onnx
 
+    from edgefuse.graph.qdq import take_out
     from edgefuse.graph.verify import run_onnx
     from edgefuse.sources import onnx_file
 
     assert recipe.model.onnx is not None
     given = context.local(recipe.model.onnx)
     proto = onnx_file.load(given, recipe.model)
-    onnx.save(proto, raw)
+    taken = take_out(proto, str(given))
+    onnx.save(proto if taken is None else taken.proto, raw)
+    if taken is not None and taken.also_float:
+        names = ", ".join(taken.also_float[:3])
+        context.warn(
+            f"{len(taken.also_float)} values are also read without having been quantised "
+            f"({names}{', ...' if len(taken.also_float) > 3 else ''}): in the int8 file every "
+            "reader sees them quantised"
+        )
     context.progress(2, 4, "reference")
-    reference = run_onnx(given, feeds)
+    reference = run_onnx(taken.reference if taken and taken.also_float else given, feeds)
     _require_finite(reference, str(given))
     return reference
+
+
+def _answers(
+    path: Path, feeds: list[dict[str, Any]], reference: list[dict[str, Any]]
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """What the exported file answers, with the scales that it brings put back; and about these."""
+    import onnx
+
+    from edgefuse.graph.qdq import put_back
+    from edgefuse.graph.quantization import annotations_of
+    from edgefuse.graph.verify import run_onnx
+    from edgefuse.parity import difference
+
+    answers = run_onnx(path, feeds)
+    if (found := annotations_of(path)) is None:
+        return answers, {}
+    without = difference(zip(reference, answers), what="float graph against the QDQ model")
+    scales = {
+        "activations": len(found.activations),
+        "weights": len(found.weights),
+        "float_against_qdq": without.evidence(None),
+    }
+    return run_onnx(put_back(onnx.load(path), found), feeds), scales
 
 
 @contextmanager
