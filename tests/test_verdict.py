@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from edgefuse.verdict import Check, evidence
+from edgefuse.verdict import Check, evidence, settled_by
 
 NAN = float("nan")
 
@@ -64,3 +64,21 @@ def test_the_worst_check_decides(answers: list[str], verdict: str) -> None:
 def test_a_gate_without_a_check_is_refused() -> None:
     with pytest.raises(ValueError, match="at least one check"):
         judged()
+
+
+@pytest.mark.parametrize(
+    ("needed", "told"),
+    [
+        (1100, "needs about 1,100 samples"),
+        (0, "on its threshold, no number of samples decides"),
+        (None, ""),
+    ],
+)
+def test_an_open_check_says_what_would_decide_it(needed: int | None, told: str) -> None:
+    check = Check("drop", 0.5, 1.5, "<=", 1.0, "points", 400, needed)
+    document = evidence([check], target="t", runtime="r", provenance="measured", figures={})
+    assert document["verdict"] == "inconclusive"
+    assert settled_by(document["checks"][0]) == told
+    assert document["summary"] == f"drop 0.5 points{f' ({told})' if told else ''}"
+    decided = {**document["checks"][0], "verdict": "pass"}
+    assert settled_by(decided) == ""

@@ -46,6 +46,7 @@ from edgefuse.report.cells import (
 from edgefuse.report.page import page
 from edgefuse.report.table import part, rows, summary_sentences
 from edgefuse.report.units import DASH, count, finite, plural
+from edgefuse.verdict import settled_by
 
 _HEADLINES = {
     "pass": "may ship",
@@ -63,6 +64,11 @@ def _gates(report: Row) -> str:
     def room(check: Row) -> str:
         return f'{margin_bar(check)}<span class="room">{text(write.check_texts(check)[3])}</span>'
 
+    def verdict(check: Row) -> str:
+        more = settled_by(check)
+        shown = f' <span class="facts">{text(more)}</span>' if more else ""
+        return f"{stamp(check.get('verdict'))}{shown}"
+
     columns: Columns = {
         "check": named("name"),
         "measured#": shown("value", 0),
@@ -70,7 +76,7 @@ def _gates(report: Row) -> str:
         "threshold#": shown("threshold", 2),
         "margin": room,
         "n#": number("n"),
-        "verdict": lambda check: stamp(check.get("verdict")),
+        "verdict": verdict,
     }
     bodies, details = [], []
     for gate in rows(report, "gates"):

@@ -24,6 +24,7 @@ from edgefuse.report.units import (
     printable,
     seconds_text,
 )
+from edgefuse.verdict import settled_by
 
 MAX_WIDTH = 100
 _VERBS = {"fold": "folded", "fuse": "fused", "remove": "removed", "replace": "replaced"}
@@ -207,12 +208,15 @@ def verdict_table(
         for check in rows(gate, "checks"):
             value, bound, threshold, _ = check_texts(check)
             verdict = str(check.get("verdict"))
-            gates.append([name, str(check.get("name")), value, bound, threshold, verdict])
+            row = [name, str(check.get("name")), value, bound, threshold, verdict]
+            gates.append([*row, settled_by(check).replace("needs about ", "~")])
         if not rows(gate, "checks"):
-            gates.append([name, *[DASH] * 4, str(gate.get("verdict"))])
+            gates.append([name, *[DASH] * 4, str(gate.get("verdict")), ""])
     if gates:
-        head = ["gate", "check", "value", "95% bound", "threshold", "verdict"]
-        blocks.append(laid_out([head, *gates], (2, 3, 4), 5))
+        if not any(row[-1] for row in gates):
+            gates = [row[:-1] for row in gates]
+        head = ["gate", "check", "value", "95% bound", "threshold", "verdict", "needs"]
+        blocks.append(laid_out([head[: len(gates[0])], *gates], (2, 3, 4), 5))
 
     notes: list[str] = []
     sentence = fusion_sentence(part(report, "fusion"))

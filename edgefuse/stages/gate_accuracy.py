@@ -2,21 +2,27 @@
 
 Agreement of the first class, the least SQNR of any output and, for labelled samples, the top-1
 drop; classes are those of the first output. Each threshold is judged by the one-sided 95% bound,
-resampled by source picture, because crops of one photograph are not independent. ``data.report``
-is measured beside and never gated.
+resampled by source picture, because crops of one photograph are not independent. Both models see
+the same samples, so the drop is a paired figure: samples lost and gained, McNemar's exact p and the
+two-sided 95% interval stand beside it, and an undecided check names the number of samples that
+would decide it. ``data.report`` is measured beside and never gated.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from edgefuse.artifact import Artifact, Product
 from edgefuse.errors import DataError
 from edgefuse.recipe import Recipe
 from edgefuse.stage import Context, stage
 from edgefuse.verdict import Check, evidence
+
+if TYPE_CHECKING:
+    from edgefuse.bounds import Bound, Resampling
 
 _FEW_GROUPS = 5
 
@@ -36,14 +42,21 @@ _FEW_GROUPS = 5
 )
 def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Product:
     from edgefuse import metrics
+    from edgefuse.bounds import agreement_bound, drop_bound
     from edgefuse.data import overlap, require_labels
+    from edgefuse.labels import fits_classes, require_classes
+    from edgefuse.paired import agreement_needs, drop_needs
     from edgefuse.tflite.runtime import runtime_version
 
     gate = recipe.gates.accuracy
     assert gate is not None
     samples = context.samples("evaluation")
+    answer = inputs["convert"].signature.outputs[0]
     if gate.max_drop_points is not None:
         require_labels(samples, "gates.accuracy.max_drop_points")
+        require_classes(samples, answer, "data.evaluation")
+    if "report" in context.roles:
+        require_classes(context.samples("report"), answer, "data.report")
     shared = overlap(context.samples("calibration"), samples)
     if shared:
         context.warn(
@@ -57,34 +70,47 @@ def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Pro
             f"data.evaluation has {len(set(groups))} source pictures: too few for any bound",
             hint=f"give at least {_FEW_GROUPS}",
         )
-    resampling = {"resamples": gate.resamples, "seed": recipe.seed}
+    resampling: Resampling = {"resamples": gate.resamples, "seed": recipe.seed}
     n = len(groups)
     checks = []
     figures: dict[str, Any] = {"samples": n, "source_pictures": len(set(groups))}
     scores, quantised = reference[0], candidate[0]
-    agreement = metrics.agreement_bound(metrics.agreements(scores, quantised), groups, **resampling)
+    hits = metrics.agreements(scores, quantised)
+    agreement = agreement_bound(hits, groups, **resampling)
     figures["agreement_percent"] = round(agreement.point, 3)
-    if gate.min_agreement_percent is not None:
+    figures["agreement_interval_percent"] = _interval(agreement_bound, (hits, groups), resampling)
+    if (limit := gate.min_agreement_percent) is not None:
         checks.append(
-            Check("agreement", agreement.point, agreement.bound, ">=",
-                  gate.min_agreement_percent, "%", n)
-        )  # fmt: skip
+            _settled(
+                Check("agreement", agreement.point, agreement.bound, ">=", limit, "%", n),
+                lambda: agreement_needs(hits, groups, limit, **resampling),
+            )
+        )
     # Outputs that nobody judges need no signal.
     outputs = len(reference) if gate.min_sqnr_db is not None else 1
     sqnr = _least_sqnr(reference[:outputs], candidate[:outputs], groups, resampling)
-    figures["sqnr_db"] = "exact" if sqnr is None else round(sqnr[0], 3)
+    figures["sqnr_db"] = "exact" if sqnr is None else round(sqnr[0].point, 3)
     if gate.min_sqnr_db is not None:
-        value, bound = sqnr or (999.0, 999.0)
-        checks.append(Check("sqnr", value, bound, ">=", gate.min_sqnr_db, "dB", n))
-    if samples.labelled:
+        checks.append(_sqnr_check(sqnr, gate.min_sqnr_db, n))
+    if fits_classes(samples, answer):
         labels = [entry.label for entry in samples.entries if entry.label is not None]
-        figures |= _labelled(scores, quantised, labels)
-        if gate.max_drop_points is not None:
-            hits = [metrics.top_k_hits(s, labels) for s in (scores, quantised)]
-            drop = metrics.drop_bound(hits[0], hits[1], groups, **resampling)
+        figures |= _labelled(scores, quantised, labels) | _paired(
+            scores, quantised, labels, groups, resampling
+        )
+        if (most := gate.max_drop_points) is not None:
+            was, now = (metrics.top_k_hits(s, labels) for s in (scores, quantised))
+            drop = drop_bound(was, now, groups, **resampling)
             checks.append(
-                Check("drop", drop.point, drop.bound, "<=", gate.max_drop_points, "points", n)
+                _settled(
+                    Check("drop", drop.point, drop.bound, "<=", most, "points", n),
+                    lambda: drop_needs(was, now, groups, most, **resampling),
+                )
             )
+    elif samples.labelled:
+        context.warn(
+            f"the labels of data.evaluation do not fit output {answer.name!r} "
+            f"{list(answer.shape)}: top-1 is not measured"
+        )
     if "report" in context.roles:
         figures["report"] = _report(inputs, recipe, context)
     document = evidence(
@@ -132,29 +158,77 @@ def _outputs(
     return reference, candidate
 
 
+def _settled(check: Check, needs: Callable[[], int | None]) -> Check:
+    """The check, with the samples that would settle it where it is inconclusive."""
+    if check.answer != "inconclusive":
+        return check
+    return replace(check, needed_samples=needs() or 0)
+
+
 def _least_sqnr(
-    reference: list[Any], candidate: list[Any], groups: list[str], resampling: dict[str, int]
-) -> tuple[float, float] | None:
-    """The least SQNR of any output and the least bound, in dB; None when nothing differs."""
+    reference: list[Any], candidate: list[Any], groups: list[str], resampling: Resampling
+) -> tuple[Bound, Bound] | None:
+    """The SQNR of the output with the least one, and of that with the least bound, in dB; None
+    when nothing differs."""
     from edgefuse import metrics
+    from edgefuse.bounds import cluster_bootstrap_ratio
 
     found = []
     for scores, quantised in zip(reference, candidate):
         signal, noise = metrics.energies(scores, quantised)
         if noise.sum() > 0:
             found.append(
-                metrics.cluster_bootstrap_ratio(
+                cluster_bootstrap_ratio(
                     signal, noise, groups, side="lower", decibels=True, **resampling
                 )
             )
     if not found:
         return None
-    return min(ratio.point for ratio in found), min(ratio.bound for ratio in found)
+    return min(found, key=lambda b: b.point), min(found, key=lambda b: b.bound)
+
+
+def _sqnr_check(sqnr: tuple[Bound, Bound] | None, limit: float, n: int) -> Check:
+    from edgefuse.paired import needed_samples
+
+    if sqnr is None:
+        return Check("sqnr", 999.0, 999.0, ">=", limit, "dB", n)
+    least, lowest = sqnr
+    return _settled(
+        Check("sqnr", least.point, lowest.bound, ">=", limit, "dB", n),
+        lambda: needed_samples(replace(lowest, point=least.point), limit),
+    )
+
+
+def _interval(
+    bound: Callable[..., Bound], what: tuple[Any, ...], resampling: Resampling
+) -> list[float]:
+    """The two-sided 95% interval."""
+    from edgefuse.bounds import TWO_SIDED_95
+
+    sides = ("lower", "upper")
+    return [round(bound(*what, side=s, tail=TWO_SIDED_95, **resampling).bound, 3) for s in sides]
+
+
+def _paired(
+    scores: Any, quantised: Any, labels: list[Any], groups: list[str], resampling: Resampling
+) -> dict[str, Any]:
+    """Float against int8 on the same samples: what was lost, what was gained, and by chance?"""
+    from edgefuse.metrics import top_k_hits
+    from edgefuse.paired import paired
+
+    found = paired(top_k_hits(scores, labels), top_k_hits(quantised, labels), groups, **resampling)
+    return {
+        "drop_interval_points": [round(end, 3) for end in found.interval_points],
+        "lost": found.lost,
+        "gained": found.gained,
+        "mcnemar_p": float(f"{found.p_value:.3g}"),
+    }
 
 
 def _labelled(scores: Any, quantised: Any, labels: list[Any]) -> dict[str, Any]:
     """Top-1 and top-5 of both, with Wilson's two-sided 95% interval, in percent."""
     from edgefuse import metrics
+    from edgefuse.bounds import wilson_interval
 
     found: dict[str, Any] = {
         "drop_points": round(metrics.drop_points(scores, quantised, labels), 3)
@@ -164,7 +238,7 @@ def _labelled(scores: Any, quantised: Any, labels: list[Any]) -> dict[str, Any]:
             continue
         for side, values in (("float", scores), ("int8", quantised)):
             hits = metrics.top_k_hits(values, labels, k)
-            low, high = metrics.wilson_interval(float(hits.sum()), len(hits))
+            low, high = wilson_interval(float(hits.sum()), len(hits))
             found[f"top{k}_{side}_percent"] = round(100 * float(hits.mean()), 3)
             found[f"top{k}_{side}_interval_percent"] = [round(100 * low, 2), round(100 * high, 2)]
     return found

@@ -27,7 +27,7 @@ from edgefuse.verdict import Check, evidence
 def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Product:
     import numpy as np
 
-    from edgefuse import metrics
+    from edgefuse.bounds import paired_ratio, time_percentile_bound
     from edgefuse.devices.bench import measure_latency
     from edgefuse.devices.fingerprint import has_int8_dot_product
 
@@ -63,10 +63,10 @@ def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Pro
             f"judged by max_ratio_without_int8_dot ({limit:g}) and proves nothing for a board"
         )
     if limit is not None:
-        ratio = metrics.paired_ratio(int8, reference, seed=recipe.seed)
+        ratio = paired_ratio(int8, reference, seed=recipe.seed)
         checks.append(Check("ratio to float", ratio.median, ratio.upper, "<=", limit, "", n))
     if gate.max_p90_ms is not None:
-        p90 = metrics.time_percentile_bound(int8, 90.0, seed=recipe.seed)
+        p90 = time_percentile_bound(int8, 90.0, seed=recipe.seed)
         checks.append(Check("p90", p90.point, p90.bound, "<=", gate.max_p90_ms, "ms", n))
     document = evidence(
         checks,

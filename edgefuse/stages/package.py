@@ -26,6 +26,7 @@ from edgefuse import __version__
 from edgefuse.archive import pack
 from edgefuse.artifact import Artifact, Product, digest_bytes
 from edgefuse.keys import versions, written_recipe
+from edgefuse.labels import require_class_names
 from edgefuse.recipe import Recipe
 from edgefuse.stage import Context, stage
 
@@ -54,7 +55,9 @@ def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Pro
     if recipe.preprocess is not None:
         members["preprocessing.json"] = _json(recipe.preprocess.model_dump(mode="json"))
     if recipe.data.labels is not None:
-        members["labels.txt"] = context.local(recipe.data.labels).read_bytes()
+        names = context.local(recipe.data.labels)
+        require_class_names(names, inputs["quantize"].signature.outputs)
+        members["labels.txt"] = names.read_bytes()
     context.progress(1, 3, "golden vectors")
     golden, listed = _golden(inputs, recipe, context)
     members |= golden

@@ -280,7 +280,9 @@ def failing() -> dict[str, Any]:
     accuracy["verdict"] = "fail"
     accuracy["checks"][0] |= {"value": 86.5, "bound": 83.1, "verdict": "fail"}
     report["gates"][2]["verdict"] = "inconclusive"
-    report["gates"][2]["checks"][0] |= {"value": 0.52, "bound": 0.71, "verdict": "inconclusive"}
+    report["gates"][2]["checks"][0] |= {
+        "value": 0.52, "bound": 0.71, "verdict": "inconclusive", "needed_samples": 1100
+    }  # fmt: skip
     for entry in report["fusion"]["contract"][4:6]:
         entry |= {"ok": False, "activation_found": "NONE", "reason": "RELU6 stands alone."}
     report["stages"][5] |= {"status": "failed", "summary": "accuracy fails"}

@@ -121,7 +121,7 @@ def test_failure_is_said_with_its_remedy():
     text = _Outline(html.render(failing())).text
     assert "may not ship" in text
     assert "✕ fail" in text
-    assert "? inconclusive" in text
+    assert "? inconclusive needs about 1,100 samples" in text
     assert "two activations are not fused" in text
     assert "configs/mobilenet_v2.yaml:41" in text
     assert "RELU6 stands alone." in text

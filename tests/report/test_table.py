@@ -24,7 +24,7 @@ def test_failing_run():
     text = verdict_table(failing(), paths=["build/mobilenet_v2/report.html"])
     assert "GateFailed: configs/mobilenet_v2.yaml:41: accuracy" in text
     assert "hint: Look at the fusion contract first" in text
-    assert "inconclusive" in text
+    assert "inconclusive  ~1,100 samples\n" in text
     assert text.splitlines()[-1].startswith("fail: mobilenet_v2")
     assert text.endswith("report.html\n")
 
