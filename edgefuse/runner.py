@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import logging
+import shutil
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -164,7 +165,7 @@ class Runner:
                 self.console.stage_started(stage.name, index, count, estimate)
                 outcome.status = "failed"
                 try:
-                    artifact = self._make(stage, key, parts, inputs, outcome)
+                    artifact = self._make(stage, key, parts, inputs, outcome, step.forced)
                 finally:
                     outcome.seconds = time.monotonic() - start
                     if artifact is None:
@@ -199,13 +200,17 @@ class Runner:
         parts: Mapping[str, Any],
         inputs: Mapping[str, Artifact],
         outcome: Outcome,
+        forced: bool,
     ) -> Artifact | None:
         gc.enable()
         job = self.job
         start = time.monotonic()
         log.info("%s: started, key %s", stage.name, key)
         with job.store.work_folder() as work:
-            context, said = self._context(stage, work), len(self.result.warnings)
+            scratch = job.store.scratch_folder(key)
+            if forced:
+                shutil.rmtree(scratch, ignore_errors=True)
+            context, said = self._context(stage, work, scratch), len(self.result.warnings)
             try:
                 product = stage.run(inputs, restricted(job.recipe, stage), context)
             except OSError as error:
@@ -218,7 +223,7 @@ class Runner:
             if stage.gate and product.evidence.get("verdict") != "pass":
                 job.store.drop(stage.name, key)
                 return None
-            return job.store.put(
+            artifact = job.store.put(
                 product,
                 stage=stage.name,
                 key=key,
@@ -227,8 +232,10 @@ class Runner:
                 recipe=job.recipe.name,
                 seconds=time.monotonic() - start,
             )
+            shutil.rmtree(scratch, ignore_errors=True)
+            return artifact
 
-    def _context(self, stage: Stage, work: Path) -> Context:
+    def _context(self, stage: Stage, work: Path, scratch: Path) -> Context:
         job = self.job
 
         def local(file: Blob | LocalFile) -> Path:
@@ -238,6 +245,7 @@ class Runner:
 
         return Context(
             work=work,
+            scratch=scratch,
             base=job.base,
             log=self.log_file,
             progress=self.console.progress,

@@ -38,6 +38,9 @@ class Context:
 
     Attributes:
         work: a private empty folder, removed afterwards.
+        scratch: a folder of this stage and cache key alone, for what lets an interrupted run go
+            on; it need not exist, and is removed once the product is stored. What lies there
+            must not change the product.
         base: the recipe's folder; relative paths start here.
         log: the run's log file; child processes append their output to it.
         progress: reports progress.
@@ -51,6 +54,7 @@ class Context:
     """
 
     work: Path
+    scratch: Path
     base: Path
     log: Path
     progress: Progress

@@ -7,6 +7,7 @@
     entries/<stage>/<recipe>.latest   the key it last made for a recipe
     locks/<key>                  held while a key is being made, so that two runs share the work
     work/xxxx/                   private folders of running stages
+    scratch/<key>/               what lets an interrupted stage go on; dropped after a month
 
 A name appears only when its content is whole: data go to a temporary name on the same file
 system, are flushed to disk, then renamed. What is read is verified against its digest; a damaged
@@ -21,6 +22,7 @@ import json
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -42,6 +44,7 @@ def default_root() -> Path:
     return (Path(home) if home else Path.home() / ".cache") / "edgefuse"
 
 
+_FORGOTTEN_S = 30 * 24 * 3600
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO)
 
@@ -301,6 +304,18 @@ class Store:
                 yield folder
             finally:
                 shutil.rmtree(folder, ignore_errors=True)
+
+    def scratch_folder(self, key: str) -> Path:
+        """Where a stage may keep its way under a key, which the caller holds; not made here.
+
+        Folders that nobody went on with for a month are removed.
+        """
+        parent = self.root / "scratch"
+        with suppress(OSError):
+            for folder in parent.iterdir():
+                if folder.stat().st_mtime < time.time() - _FORGOTTEN_S:
+                    shutil.rmtree(folder, ignore_errors=True)
+        return parent / key
 
     def size_bytes(self) -> int:
         total = 0

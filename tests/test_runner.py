@@ -160,6 +160,36 @@ def test_an_error_blocks_what_follows_and_keeps_what_was_made(fakes: Fakes) -> N
     assert fakes.run().exit_code == 0 and fakes.ran == ALL[1:]
 
 
+def test_scratch_outlives_an_interruption_and_goes_with_success(fakes: Fakes) -> None:
+    seen: list[str] = []
+    real = fakes.work
+
+    def work(name: str, inputs: Any, made: Any) -> Any:
+        if name == "beta":
+            left = made.scratch / "way"
+            seen.append(left.read_text() if left.is_file() else "")
+            made.scratch.mkdir(parents=True, exist_ok=True)
+            left.write_text("half")
+        return real(name, inputs, made)
+
+    fakes.work = work  # type: ignore[method-assign]
+    scratch = fakes.store.root / "scratch"
+    fakes.trouble["beta"] = KeyboardInterrupt
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            fakes.run()
+    assert seen == ["", "half"] and len(list(scratch.iterdir())) == 1
+    with pytest.raises(KeyboardInterrupt):
+        fakes.run(Selection(start="beta"))
+    assert seen[2] == "", "a run from this stage on goes on from nothing"
+    forgotten = scratch / ("0" * 64)
+    forgotten.mkdir()
+    os.utime(forgotten, (0, 0))
+    fakes.trouble.clear()
+    assert fakes.run().exit_code == 0
+    assert seen[3] == "half" and not list(scratch.iterdir())
+
+
 def test_until_and_from(fakes: Fakes) -> None:
     result = fakes.run(Selection(until="beta"))
     assert list(fakes.status(result)) == ["alpha", "beta"] and fakes.ran == ["alpha", "beta"]

@@ -201,7 +201,7 @@ def _watched(source: TfliteModel) -> dict[int, TensorStatistics]:
     found = {}
     for index in dict.fromkeys(order):
         tensor = source.tensors[index]
-        if tensor.is_float and index not in padded and math.prod(tensor.shape):
+        if tensor.is_float and index not in padded and 0 not in tensor.shape:
             ranks = Ranks(tensor.shape[1]) if index in scores else None
             found[index] = TensorStatistics(tensor.name, tensor.shape, Histogram(), ranks)
     return found

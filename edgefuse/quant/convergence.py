@@ -5,16 +5,21 @@ moved between two of them counts in int8 steps of the final range:
 
     move = max(|low' - low|, |high' - high|) / ((high - low) / 255)
 
-A range is settled when the last doubling of the samples moved it by at most 4 steps. If not all
-are, the moves of the doublings are fitted with n^-a and the fit is followed until the greatest is
-4 steps. Only two numbers a tensor are kept of each estimate. This tells about samples like those
-given; it cannot know of samples that are missing.
+A range is settled when the last doubling of the samples moved it by at most 4 steps. The ranges
+as a whole are settled when nine of ten are. If they are not, the move that nine of ten stay
+below, m, pooled over the doublings, is taken to shrink as that of any quantile, as n^(-1/2):
+
+    samples that would do = n (m / 4)^2
+
+Only two numbers a tensor are kept of each estimate. All this is about samples like those given:
+it cannot know of samples that are missing, and the ends of ``minmax`` settle more slowly.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -23,10 +28,58 @@ if TYPE_CHECKING:
     from edgefuse.quant.ranges import Range
 
 SETTLED_STEPS = 4.0
-_SLOWEST, _USUAL, _FASTEST = 0.25, 0.5, 2.0
+_SETTLED_SHARE = 0.9
 _NAMED = 5
-_FARTHEST = 100
 _Ends = dict[str, list[float]]
+
+
+@dataclass(frozen=True)
+class Settling:
+    """What the estimates say.
+
+    Attributes:
+        samples: how many there were.
+        tensors: how many ranges.
+        moving: ranges that the last doubling moved by more than 4 steps, farthest first, with
+            their move in steps.
+        settled_at: the number of samples from which on nine of ten ranges were within 4 steps of
+            their final ends; None when the last doubling still moved more of them.
+        enough_samples: how many would do, estimated; None when these did.
+        earlier: the samples before the last doubling; 0 when there were too few to tell.
+    """
+
+    samples: int
+    tensors: int
+    moving: Mapping[str, float]
+    settled_at: int | None
+    enough_samples: int | None
+    earlier: int
+
+    @property
+    def summary(self) -> str:
+        if not self.earlier:
+            rest = "one sample" if self.samples == 1 else f"{self.samples} samples"
+            return f"the ranges rest on {rest}: too few to tell whether they are settled"
+        if self.settled_at is not None:
+            return f"the ranges were settled by {self.settled_at} of {self.samples} samples"
+        name, steps = next(iter(self.moving.items()))
+        return (
+            f"{len(self.moving)} of {self.tensors} ranges moved by more than {SETTLED_STEPS:g} "
+            f"int8 steps between {self.earlier} and {self.samples} samples (farthest {name!r}: "
+            f"{steps:.0f}); about {self.enough_samples} samples would settle nine of ten"
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Evidence, small: the five ranges that moved farthest stand for the others."""
+        worst = list(self.moving.items())[:_NAMED]
+        return {
+            "samples": self.samples,
+            "settled_at": self.settled_at,
+            "enough_samples": self.enough_samples,
+            "moving": len(self.moving),
+            "farthest_steps": {name: round(steps, 1) for name, steps in worst},
+            "summary": self.summary,
+        }
 
 
 class Convergence:
@@ -62,50 +115,30 @@ class Convergence:
         """Go on from what :meth:`to_json` gave."""
         self._estimates = {int(count): dict(ends) for count, ends in noted.items()}
 
-    def report(self, final: Mapping[str, Range]) -> dict[str, Any]:
-        """Evidence, JSON.
-
-        Returns:
-            ``samples``; ``settled_at``: the least number of samples from which on no range was
-            more than 4 steps from its final ends, null when none; ``moving``: how many ranges the
-            last doubling moved by more; ``worst``: the farthest, in steps by tensor;
-            ``enough_samples``: estimated, null when settled or beyond 100 times the samples;
-            ``summary``: a sentence.
-        """
+    def settling(self, final: Mapping[str, Range]) -> Settling:
+        """Compare the estimates with the final ranges."""
         every = {**self._estimates, self.feeds: _ends(final)}
-        counts = sorted(every)
-        samples = self.feeds * self._samples_per_feed
+        counts, batch = sorted(every), self._samples_per_feed
+        samples = self.feeds * batch
         if len(counts) < 2:
-            return {
-                "samples": samples,
-                "settled_at": None,
-                "moving": 0,
-                "worst": {},
-                "enough_samples": None,
-                "summary": f"{samples} {'sample says' if samples == 1 else 'samples say'} "
-                "nothing on whether the ranges are settled",
-            }
-        last = _moves(every[counts[-2]], every[self.feeds], final)
-        moving = sorted((n for n in last if last[n] > SETTLED_STEPS), key=lambda n: -last[n])
-        settled = None
-        for count in reversed(counts):
-            if max(_moves(every[count], every[self.feeds], final).values()) > SETTLED_STEPS:
-                break
-            settled = count * self._samples_per_feed
-        enough = None
-        if moving:
-            steps = [_moves(every[a], every[b], final) for a, b in pairwise(counts)]
-            factor = (last[moving[0]] / SETTLED_STEPS) ** (1 / _rate(steps, moving))
-            enough = _two_digits(samples * factor) if factor <= _FARTHEST else None
-        earlier = counts[-2] * self._samples_per_feed
-        return {
-            "samples": samples,
-            "settled_at": settled if not moving else None,
-            "moving": len(moving),
-            "worst": {name: round(last[name], 1) for name in moving[:_NAMED]},
-            "enough_samples": enough,
-            "summary": _sentence(samples, earlier, settled, moving, last, enough),
-        }
+            return Settling(samples, len(final), {}, None, None, 0)
+        steps = [_moves(every[a], every[b], final) for a, b in pairwise(counts)]
+        far = sorted(steps[-1].items(), key=lambda item: -item[1])
+        moving = {name: move for name, move in far if move > SETTLED_STEPS}
+        settled = enough = None
+        if _most(steps[-1]) <= SETTLED_STEPS:
+            settled = samples
+            for count in reversed(counts[:-1]):
+                if _most(_moves(every[count], every[self.feeds], final)) > SETTLED_STEPS:
+                    break
+                settled = count * batch
+        else:
+            squares = [
+                _most(move) ** 2 * count / self.feeds for move, count in zip(steps, counts[1:])
+            ]
+            pooled = sum(squares) / len(squares) / SETTLED_STEPS**2
+            enough = _two_digits(samples * max(pooled, 2.0))
+        return Settling(samples, len(final), moving, settled, enough, counts[-2] * batch)
 
 
 def _ends(ranges: Mapping[str, Range]) -> _Ends:
@@ -120,32 +153,13 @@ def _moves(before: _Ends, after: _Ends, final: Mapping[str, Range]) -> dict[str,
     }
 
 
-def _rate(steps: Sequence[Mapping[str, float]], moving: Sequence[str]) -> float:
-    """The exponent a of moves that shrink as n^-a, over all tensors that still move."""
-    first, last = (sum(move[name] for name in moving) for move in (steps[0], steps[-1]))
-    if len(steps) < 2 or not first or not last:
-        return _USUAL
-    return min(max(math.log2(first / last) / (len(steps) - 1), _SLOWEST), _FASTEST)
+def _most(moves: Mapping[str, float]) -> float:
+    """The move that nine of ten stay below or at."""
+    ordered = sorted(moves.values())
+    return ordered[math.ceil(_SETTLED_SHARE * len(ordered)) - 1]
 
 
 def _two_digits(value: float) -> int:
     digits = max(0, math.ceil(math.log10(value)) - 2)
-    return math.ceil(value / 10**digits) * int(10**digits)
-
-
-def _sentence(
-    samples: int,
-    earlier: int,
-    settled: int | None,
-    moving: Sequence[str],
-    last: Mapping[str, float],
-    enough: int | None,
-) -> str:
-    if not moving:
-        return f"the ranges were settled by {settled} of {samples} samples"
-    would = f"about {enough} samples would settle them" if enough else "more samples will not do"
-    are = "range" if len(last) == 1 else "ranges"
-    return (
-        f"{len(moving)} of {len(last)} {are} moved by more than {SETTLED_STEPS:g} int8 steps "
-        f"between {earlier} and {samples} samples ({moving[0]!r} by {last[moving[0]]:.0f}); {would}"
-    )
+    unit: int = 10**digits
+    return math.ceil(value / unit) * unit

@@ -92,7 +92,8 @@ def least_divergence(histogram: Histogram) -> tuple[float, float]:
         spread = np.log(np.maximum(held, _FEWEST) / bins)
         entropy = own[last] - own[first] + (_x_log_x(ends + tails) - _x_log_x(ends)).sum(1)
         within = np.maximum(held.sum(1), _FEWEST)
-        return (entropy - (clipped * spread).sum(1)) / total + np.log(within / total)
+        divergence = (entropy - (clipped * spread).sum(1)) / total + np.log(within / total)
+        return np.asarray(divergence)
 
     return _search(histogram, cost, per_octave=4)
 
@@ -143,4 +144,4 @@ def _place(bins: Float64) -> np.ndarray[Any, Any]:
 def _x_log_x(values: Float64) -> Float64:
     import numpy as np
 
-    return values * np.log(np.maximum(values, 1.0))
+    return np.asarray(values * np.log(np.maximum(values, 1.0)))

@@ -81,9 +81,9 @@ def choose(
             _raise_unmatched(place, rule.match, names)
     ranges = {}
     for s in statistics:
-        rule = next((r for r in rules if re.search(r.match, s.name)), None)
-        if rule is not None:
-            ranges[s.name] = _range(s, rule.ranges, rule.tail_percent)
+        own = next((r for r in rules if re.search(r.match, s.name)), None)
+        if own is not None:
+            ranges[s.name] = _range(s, own.ranges, own.tail_percent)
         elif s.name == classes:
             ranges[s.name] = _bounded(s, *class_range(s), "classes")
         elif s.name in whole:
