@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from edgefuse.errors import StageError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from edgefuse.quant.calibrate import TensorStatistics
     from edgefuse.quant.ranges import Range
@@ -84,7 +84,7 @@ def class_range(statistics: TensorStatistics) -> tuple[float, float]:
 
 
 def class_evidence(
-    statistics: list[TensorStatistics], ranges: Mapping[str, Range]
+    statistics: Sequence[TensorStatistics], ranges: Mapping[str, Range]
 ) -> dict[str, Any]:
     """What clipping the scores did, JSON; empty when no range is of a classifier's scores."""
     for s in statistics:

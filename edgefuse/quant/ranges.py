@@ -96,27 +96,30 @@ def choose(
 def choose_for(
     source: TfliteModel, statistics: Sequence[TensorStatistics], options: Quantize
 ) -> dict[str, Range]:
-    """The ranges that a recipe asks for, of int8 activations.
+    """The ranges that a recipe asks for.
+
+    Of format ``int16x8`` they are symmetric, and ``minmax`` but for the recipe's own rules: a
+    32,767th of the peak is no step to clip values for, nor low scores.
 
     Raises:
         RecipeError: a rule that matches no tensor.
         StageError: ``head: classes``, and the output is no classifier's.
     """
+    whole = {source.tensors[i].name for i in (*source.inputs, *source.outputs)}
+    if options.format == "int16x8":
+        return symmetric(choose(statistics, "minmax", 0.0, whole, rules=options.tensors))
     return choose(
         statistics,
         options.ranges,
         options.tail_percent,
-        {source.tensors[i].name for i in (*source.inputs, *source.outputs)},
+        whole,
         rules=options.tensors,
         classes=class_scores(source) if options.head == "classes" else None,
     )
 
 
 def symmetric(ranges: Mapping[str, Range]) -> dict[str, Range]:
-    """[-peak, peak] of each range, as int16 activations need it: their zero point is 0.
-
-    To be given the ranges of ``minmax``: a 32,767th of the peak is no step to clip values for.
-    """
+    """[-peak, peak] of each range, as int16 activations need it: their zero point is 0."""
     found = {}
     for name, given in ranges.items():
         peak = max(-given.low, given.high)
