@@ -34,7 +34,7 @@ _FEW_GROUPS = 5
     inputs=("convert", "quantize"),
     after=("check",),
     sections=("model.inputs", "model.tflite", "preprocess", "gates.accuracy"),
-    samples=("calibration", "evaluation", "report"),
+    samples=("evaluation", "report"),
     target_fields=("name", "runtime", "kernels"),
     tools=("ai-edge-litert", "tflite-runtime", "numpy"),
     applies=lambda recipe: recipe.gates.accuracy is not None,
@@ -43,7 +43,7 @@ _FEW_GROUPS = 5
 def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Product:
     from edgefuse import metrics
     from edgefuse.bounds import agreement_bound, drop_bound
-    from edgefuse.data import overlap, require_labels
+    from edgefuse.data import require_labels
     from edgefuse.labels import fits_classes, require_classes
     from edgefuse.paired import agreement_needs, drop_needs
     from edgefuse.tflite.runtime import runtime_version
@@ -57,12 +57,6 @@ def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Pro
         require_classes(samples, answer, "data.evaluation")
     if "report" in context.roles:
         require_classes(context.samples("report"), answer, "data.report")
-    shared = overlap(context.samples("calibration"), samples)
-    if shared:
-        context.warn(
-            f"{len(shared)} calibration pictures are in the evaluation set (first: {shared[0]}): "
-            "its figures are too good"
-        )
     reference, candidate = _outputs(inputs, recipe, context, "evaluation")
     groups = list(samples.groups)
     if len(set(groups)) < _FEW_GROUPS:

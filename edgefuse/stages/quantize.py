@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from typing import Any
 
 from edgefuse.artifact import Artifact, Product
 from edgefuse.recipe import Recipe
 from edgefuse.stage import Context, stage
 
-_COMPARED_BATCHES = 8
+_LINTED = ("calibration", "evaluation", "validation", "training")
 
 
 @stage(
@@ -18,16 +19,16 @@ _COMPARED_BATCHES = 8
     file_name="{name}_full_integer_quant.tflite",
     inputs=("convert",),
     sections=("model.inputs", "model.tflite", "preprocess", "quantize"),
-    samples=("calibration", "evaluation"),
+    samples=_LINTED,
     tools=("ai-edge-quantizer", "ai-edge-litert", "numpy"),
 )
 def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Product:
-    from edgefuse.data import batches, take
+    from edgefuse.data import batches
     from edgefuse.quant.calibrate import calibrate
     from edgefuse.quant.head_bias import correct_head
+    from edgefuse.quant.lint import lint
     from edgefuse.quant.quantize import quantize_file
     from edgefuse.quant.ranges import choose
-    from edgefuse.quant.suspect import odd_inputs, uneven_joins
     from edgefuse.tflite.feeds import source_layouts, streamed, with_output_layouts
     from edgefuse.tflite.read import read_model, signature_of
 
@@ -50,11 +51,11 @@ def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Pro
     whole = {source.tensors[i].name for i in (*source.inputs, *source.outputs)}
     assert options.ranges in ("percentile", "minmax")
     ranges = choose(statistics, options.ranges, options.tail_percent, whole)
-    evaluation = context.samples("evaluation")
-    judged = take(evaluation, context.downloads, _COMPARED_BATCHES, recipe.model.batch)
-    suspicions = [*odd_inputs(source, statistics, judged), *uneven_joins(source, ranges)]
-    for text in suspicions:
-        context.warn(text)
+    sets = {role: context.samples(role) for role in _LINTED if role in context.roles}
+    findings = lint(float_model.path, recipe, sets, context.downloads, statistics, ranges)
+    for finding in findings:
+        if finding.severity == "warning":
+            context.warn(finding.text)
     path = context.work / context.file_name
     quantize_file(
         float_model.path,
@@ -73,6 +74,7 @@ def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Pro
         "calibration_samples": samples.count,
         "method": options.ranges,
         "tensors": len(ranges),
+        "lint": [asdict(finding) for finding in findings],
         "max_clipped_fraction": round(clipped, 6),
         "head_bias": {name: round(value, 6) for name, value in correction.items()},
         "summary": f"{len(ranges)} ranges from {samples.count} samples, "
