@@ -38,4 +38,4 @@ def as_uint8(
                 graph.operators.append(edit.operator("QUANTIZE", [index], [twin]))
     graph.inputs = [fresh[0].get(index, index) for index in graph.inputs]
     graph.outputs = [fresh[1].get(index, index) for index in graph.outputs]
-    return edit.bytes(), *fresh
+    return edit.packed(), *fresh

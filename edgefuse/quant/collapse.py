@@ -239,7 +239,7 @@ class _Collapse:
         read = {int(i) for operator in graph.operators for i in operator.inputs}
         for index in self._replaced - read:
             self._edit.release(index)
-        return self._edit.bytes()
+        return self._edit.packed()
 
 
 def parameters_of(span: Range, dtype: str) -> tuple[float, int]:

@@ -13,6 +13,7 @@ index, and an operator is addressed exactly whatever its tensors were called.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -40,14 +41,25 @@ BOUNDARIES: dict[Format, tuple[Boundary, ...]] = {
 }
 
 
+def one_scale(code: str, format: Format, per_tensor_weights: bool) -> bool:
+    """Whether the weights of an operator have one scale in all.
+
+    So it is for a FULLY_CONNECTED with float activations: tflite-runtime 2.14.0 answers nothing but
+    the bias where its weights have a scale a channel.
+    """
+    return per_tensor_weights or (format, code) == ("dynamic_range", "FULLY_CONNECTED")
+
+
 def number(index: int) -> str:
     """The name of a tensor in a :func:`numbered` file."""
     return f"t{index}"
 
 
-def numbered(data: bytes) -> bytes:
+def numbered(model: TfliteModel) -> bytes:
     """The same file with every tensor named by its index; names then are unique."""
-    return _renamed(data, {})
+    from edgefuse.tflite.edit import with_tensor_names
+
+    return with_tensor_names(model.data, [number(t.index) for t in model.tensors])
 
 
 def with_names(data: bytes, source: TfliteModel) -> bytes:
@@ -55,27 +67,16 @@ def with_names(data: bytes, source: TfliteModel) -> bytes:
 
     Tensors that the quantiser added keep what it appended to the number.
     """
-    return _renamed(data, {number(t.index): t.name for t in source.tensors})
+    from edgefuse.tflite.edit import with_tensor_names
+    from edgefuse.tflite.read import parse_model
 
+    names = {number(t.index): t.name for t in source.tensors}
 
-def _renamed(data: bytes, names: dict[str, str]) -> bytes:
-    import re
+    def own(name: str) -> str:
+        match = re.match(r"t\d+", name)
+        return names[match.group()] + name[match.end() :] if match else name
 
-    import flatbuffers
-    from ai_edge_litert import schema_py_generated as schema
-
-    model = schema.ModelT.InitFromObj(schema.Model.GetRootAs(data))
-    for index, tensor in enumerate(model.subgraphs[0].tensors):
-        if not names:
-            tensor.name = number(index).encode()
-            continue
-        match = re.match(r"t\d+", tensor.name.decode())
-        if match:
-            rest = tensor.name.decode()[match.end() :]
-            tensor.name = (names[match.group()] + rest).encode()
-    builder = flatbuffers.Builder(len(data))
-    builder.Finish(model.Pack(builder), b"TFL3")
-    return bytes(builder.Output())
+    return with_tensor_names(data, [own(t.name) for t in parse_model(data).tensors])
 
 
 def rules(
@@ -94,6 +95,8 @@ def rules(
         found = [_rule(".*", "*", "float_casting", _casting())]
     else:
         found = [_uniform(".*", granularity, ACTIVATION_BITS[format])]
+    if format == "dynamic_range":
+        found.append({**_uniform(".*", "TENSORWISE", None), "operation": "FULLY_CONNECTED"})
     if int16:
         found.append(_uniform(_outputs(model, int16), granularity, 16))
     if keep_float:

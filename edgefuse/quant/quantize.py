@@ -26,6 +26,7 @@ from edgefuse.quant.formats import (
     Format,
     number,
     numbered,
+    one_scale,
     rules,
     with_names,
 )
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from edgefuse.tflite.read import Operator, Tensor, TfliteModel
+    from edgefuse.tflite.runtime import Runtime
 
 _CHANNEL_AXES = {"CONV_2D": 0, "DEPTHWISE_CONV_2D": 3, "FULLY_CONNECTED": 0, "TRANSPOSE_CONV": 0}
 _WEIGHT_FLOOR = 1e-6
@@ -56,6 +58,7 @@ def quantize_file(
     input_type: Boundary = "int8",
     output_type: Boundary = "int8",
     weight_scales: Mapping[str, np.ndarray[Any, Any]] | None = None,
+    runtime: Runtime = "litert",
 ) -> None:
     """Write the quantised file.
 
@@ -69,11 +72,13 @@ def quantize_file(
             before, with the same scale and a zero point that is greater by 128.
         weight_scales: explicit scales by the weight's tensor name, one a channel (or one): the
             int8 weight is round(w / scale), and its bias's scale follows.
+        runtime: the target's; it must load and run each pair of operators of a mixture.
 
     Raises:
-        StageError: the library refuses the model, a boundary type does not exist in the format, or
-            a bias does not fit int32.
+        StageError: the library refuses the model, a boundary type does not exist in the format, a
+            bias does not fit int32, or the runtime does not run a mixture.
     """
+    from edgefuse.quant.bridge import bridged
     from edgefuse.quant.repair import repaired
     from edgefuse.tflite.read import read_model
     from edgefuse.tflite.runtime import quiet_native
@@ -86,10 +91,8 @@ def quantize_file(
             )
     model = read_model(source)
     ranges = aligned(model, ranges)
-    statistics = _statistics(model, ranges, ACTIVATION_BITS[format], int16)
-    statistics.update(
-        _weight_ranges(model, ranges, ACTIVATION_BITS[format], per_tensor_weights, weight_scales)
-    )
+    statistics = _statistics(model, ranges) if ACTIVATION_BITS[format] else {}
+    statistics.update(_weight_ranges(model, ranges, format, per_tensor_weights, weight_scales))
     instructions = rules(
         model,
         format,
@@ -105,7 +108,7 @@ def quantize_file(
         # The library warns of its own interpreter.
         warnings.simplefilter("ignore", UserWarning)
         try:
-            worker = quantizer.Quantizer(bytearray(numbered(model.data)))
+            worker = quantizer.Quantizer(bytearray(numbered(model)))
             worker.load_quantization_recipe(instructions)
             result = worker.quantize(statistics)
         except Exception as error:
@@ -121,22 +124,17 @@ def quantize_file(
     written = with_names(bytes(data), model)
     if ACTIVATION_BITS[format]:
         written = collapsed(written, model, ranges, keep_float)
+    if int16:
+        written = bridged(written, model, int16, runtime)
     destination.write_bytes(
         repaired(written, model, input_type=input_type, output_type=output_type)
     )
 
 
-def _statistics(
-    model: TfliteModel,
-    ranges: Mapping[str, Range],
-    bits: int | None,
-    int16: Collection[int],
-) -> dict[str, Any]:
+def _statistics(model: TfliteModel, ranges: Mapping[str, Range]) -> dict[str, Any]:
     import numpy as np
 
     found = {}
-    if bits is None:
-        return {}
     for tensor in model.tensors:
         if (span := ranges.get(tensor.name)) is not None and not tensor.is_constant:
             shape = [1] * len(tensor.shape)
@@ -150,9 +148,10 @@ def _statistics(
 def _weight_ranges(
     model: TfliteModel,
     ranges: Mapping[str, Range],
-    bits: int | None,
-    per_tensor: bool,
-    given: Mapping[str, np.ndarray[Any, Any]] | None,
+    format: Format,
+    int16: Collection[int],
+    per_tensor_weights: bool,
+    given: Mapping[str, np.ndarray[Any, Any]],
 ) -> dict[str, Any]:
     """Explicit weight ranges: those given, and those of channels that are (nearly) zero.
 
@@ -161,8 +160,8 @@ def _weight_ranges(
     channel, the other 2**-20 of the channel's bias."""
     import numpy as np
 
-    found: dict[str, Any] = {}
-    named = dict(given or {})
+    found: dict[int, np.ndarray[Any, Any]] = {}
+    used = set()
     for operator in model.operators:
         axis = _CHANNEL_AXES.get(operator.code)
         if axis is None:
@@ -170,33 +169,47 @@ def _weight_ranges(
         tensor = model.tensors[operator.inputs[1]]
         if not tensor.is_constant or not tensor.is_float:
             continue
-        weights = np.abs(model.constant(tensor)).astype(np.float64)
-        data, bias = _data_and_bias(model, operator)
-        span = ranges.get(data.name)
-        least = np.zeros(weights.shape[axis])
-        if bias is not None and span is not None and bits == 8:
-            step = (span.high - span.low) / 255
-            least = np.abs(bias.reshape(-1)) / step
-        explicit = named.pop(tensor.name, None)
-        if explicit is not None:
-            scale = _given(explicit, tensor, axis, per_tensor)
-            _fits_int32(operator, scale.reshape(-1), least)
-            found[number(tensor.index)] = {"min": -127 * scale, "max": 127 * scale}
+        bits = 16 if operator.index in int16 else ACTIVATION_BITS[format]
+        least = _bias_steps(model, operator, ranges, bits, tensor.shape[axis])
+        per_tensor = one_scale(operator.code, format, per_tensor_weights)
+        if tensor.name in given:
+            used.add(tensor.name)
+            scale = _given(given[tensor.name], tensor, axis, per_tensor)
+            _require_int32(operator, scale.reshape(-1), least)
+            found[tensor.index] = 127 * scale
             continue
+        weights = np.abs(model.constant(tensor)).astype(np.float64)
         if per_tensor:
-            _fits_int32(operator, np.full(1, max(weights.max() / 127, 1e-30)), least)
+            _require_int32(operator, np.full(1, max(weights.max() / 127, 1e-30)), least)
             continue
         others = tuple(a for a in range(weights.ndim) if a != axis)
         peak = weights.max(axis=others, keepdims=True) if others else weights
         floor = np.full(peak.size, _WEIGHT_FLOOR * max(float(weights.max()), 1e-30))
-        floor = np.maximum(floor, 127 * least / _BIAS_STEPS)
+        floor = np.maximum(floor, 127 * least / (_BIAS_STEPS if bits == 8 else _INT32 / 2))
         if (peak.reshape(-1) < floor).any():
             peak = np.maximum(peak, floor.reshape(peak.shape)).astype(np.float32)
-            found[number(tensor.index)] = {"min": -peak, "max": peak}
-    if named:
-        raise StageError(
-            f"scales are given for {sorted(named)[0]!r}, which is no weight of the model"
-        )
+            found[tensor.index] = np.maximum(peak, found.get(tensor.index, 0.0))
+    if unknown := sorted(given.keys() - used):
+        raise StageError(f"scales are given for {unknown[0]!r}, which is no weight of the model")
+    return {number(index): {"min": -peak, "max": peak} for index, peak in found.items()}
+
+
+def _bias_steps(
+    model: TfliteModel,
+    operator: Operator,
+    ranges: Mapping[str, Range],
+    bits: int | None,
+    channels: int,
+) -> np.ndarray[Any, Any]:
+    """|bias| in steps of the operator's input, a channel; 0 where biases stay float."""
+    import numpy as np
+
+    data, bias = _data_and_bias(model, operator)
+    span = ranges.get(data.name)
+    if bias is None or span is None or bits is None:
+        return np.zeros(channels)
+    step = (span.high - span.low) / 255 if bits == 8 else max(-span.low, span.high) / 32767
+    found: np.ndarray[Any, Any] = np.abs(bias.astype(np.float64).reshape(-1)) / step
     return found
 
 
@@ -218,7 +231,7 @@ def _given(
     return scale.reshape(shape)
 
 
-def _fits_int32(
+def _require_int32(
     operator: Operator, scale: np.ndarray[Any, Any], least: np.ndarray[Any, Any]
 ) -> None:
     """Refuse scales under which a channel's bias is beyond int32."""

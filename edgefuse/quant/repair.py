@@ -80,4 +80,4 @@ def _edited(data: bytes, found: TfliteModel, unfit: list[int], outputs: list[int
         fixed = edit.like(place, "_fixed", "int8", scale, zero)
         edit.graph.operators[index].outputs = [fixed]
         edit.graph.operators.insert(index + 1, edit.operator("QUANTIZE", [fixed], [place]))
-    return edit.bytes()
+    return edit.packed()

@@ -10,6 +10,7 @@ answers for them.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -65,8 +66,16 @@ def with_constants(data: bytes, values: Mapping[int, np.ndarray[Any, Any]]) -> b
     return bytes(edited)
 
 
+def with_tensor_names(data: bytes, names: Sequence[str]) -> bytes:
+    """The same file with its first tensors named so."""
+    edit = Edit(data)
+    for tensor, name in zip(edit.graph.tensors, names):
+        tensor.name = name.encode()
+    return edit.packed()
+
+
 class Edit:
-    """A file unpacked; ``bytes()`` packs it again."""
+    """A file unpacked; ``packed()`` packs it again."""
 
     def __init__(self, data: bytes) -> None:
         from ai_edge_litert import schema_py_generated as schema
@@ -78,12 +87,8 @@ class Edit:
         self._types = {v: k.lower() for k, v in vars(schema.TensorType).items() if _is_value(k)}
         self._codes = {v: k for k, v in vars(schema.BuiltinOperator).items() if _is_value(k)}
 
-    def bytes(self) -> bytes:
-        import flatbuffers
-
-        builder = flatbuffers.Builder(self._size)
-        builder.Finish(self.model.Pack(builder), b"TFL3")
-        return bytes(builder.Output())
+    def packed(self) -> bytes:
+        return _packed(self.model, self._size)
 
     def like(
         self, index: int, suffix: str, dtype: str, scale: float | None = None, zero: int = 0
@@ -103,11 +108,13 @@ class Edit:
 
     def dtype(self, index: int) -> str:
         """NumPy's name of a tensor's type."""
-        return self._types[self.graph.tensors[index].type]
+        name: str = self._types[self.graph.tensors[index].type]
+        return name
 
     def code(self, operator: Any) -> str:
         """The name of an operator: ``CONV_2D``."""
-        return self._codes[self.model.operatorCodes[operator.opcodeIndex].builtinCode]
+        name: str = self._codes[self.model.operatorCodes[operator.opcodeIndex].builtinCode]
+        return name
 
     def quantise(self, index: int, dtype: str, scale: float, zero: int) -> None:
         """Give an activation another type and one scale."""
@@ -133,6 +140,37 @@ class Edit:
         if all(tensor.buffer != place for tensor in self.graph.tensors):
             self.model.buffers[place].data = None
 
+    def cut(self, places: Sequence[int]) -> bytes:
+        """A file of these operators alone: what they read from elsewhere are its inputs, what
+        none of them reads are its outputs. It has no signature."""
+        schema, graph = self.schema, self.graph
+        model, small = schema.ModelT(), schema.SubGraphT()
+        model.version, model.subgraphs = self.model.version, [small]
+        model.operatorCodes, model.buffers = self.model.operatorCodes, [schema.BufferT()]
+        small.tensors, small.operators = [], []
+        fresh: dict[int, int] = {-1: -1}
+        for place in places:
+            held = copy.copy(graph.operators[place])
+            for index in (*held.inputs, *held.outputs):
+                if int(index) in fresh:
+                    continue
+                fresh[int(index)] = len(small.tensors)
+                tensor = copy.copy(graph.tensors[index])
+                if (buffer := self.model.buffers[tensor.buffer]).data is not None:
+                    model.buffers.append(buffer)
+                    tensor.buffer = len(model.buffers) - 1
+                else:
+                    tensor.buffer = 0
+                small.tensors.append(tensor)
+            held.inputs = [fresh[int(i)] for i in held.inputs]
+            held.outputs = [fresh[int(i)] for i in held.outputs]
+            small.operators.append(held)
+        read = {i for operator in small.operators for i in operator.inputs if i >= 0}
+        made = {i for operator in small.operators for i in operator.outputs}
+        small.inputs = sorted(i for i in read - made if small.tensors[i].buffer == 0)
+        small.outputs = sorted(made - read)
+        return _packed(model, 1024)
+
     def operator(self, code: str, inputs: Sequence[int], outputs: Sequence[int]) -> Any:
         """A new operator without options; the caller puts it in its place."""
         made = self.schema.OperatorT()
@@ -151,6 +189,14 @@ class Edit:
         code.version = 1
         self.model.operatorCodes.append(code)
         return len(self.model.operatorCodes) - 1
+
+
+def _packed(model: Any, size: int) -> bytes:
+    import flatbuffers
+
+    builder = flatbuffers.Builder(size)
+    builder.Finish(model.Pack(builder), b"TFL3")
+    return bytes(builder.Output())
 
 
 def _is_value(name: str) -> bool:
