@@ -141,12 +141,11 @@ def unsure(statistics: Sequence[TensorStatistics], samples: int) -> list[str]:
         for s in statistics
         if s.histogram.minimum == s.histogram.maximum != 0 and math.prod(s.shape) > 1
     ]
-    for names, value in ((zero, "zero"), (fixed, "one value")):
+    for names, what in ((zero, "zero"), (fixed, "one value")):
         if names:
             found.append(
-                f"{_listed(names)} had no value but {value} in calibration, so "
-                "nothing is known of the range: give samples that exercise it, or look at the "
-                "layer before it"
+                f"{_listed(names)} held {what} throughout calibration, so nothing is known of the "
+                "range: give samples that exercise it, or look at the layer before"
             )
     return found
 

@@ -24,11 +24,10 @@ _LINTED = ("calibration", "evaluation", "validation", "training")
 )
 def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Product:
     from edgefuse.data import batches
-    from edgefuse.quant.calibrate import calibrate
     from edgefuse.quant.head_bias import correct_head
     from edgefuse.quant.lint import lint
+    from edgefuse.quant.measure import measure_ranges
     from edgefuse.quant.quantize import quantize_file
-    from edgefuse.quant.ranges import choose
     from edgefuse.tflite.feeds import source_layouts, streamed, with_output_layouts
     from edgefuse.tflite.read import read_model, signature_of
 
@@ -45,12 +44,20 @@ def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Pro
     def fitted() -> Iterator[dict[str, Any]]:
         return streamed(float_model.signature, source_layouts(recipe), feeds())
 
-    statistics = calibrate(float_model.path, fitted())
-    source = read_model(float_model.path)
     options = recipe.quantize
-    whole = {source.tensors[i].name for i in (*source.inputs, *source.outputs)}
-    assert options.ranges in ("percentile", "minmax")
-    ranges = choose(statistics, options.ranges, options.tail_percent, whole)
+    measured = measure_ranges(
+        float_model.path,
+        fitted(),
+        options,
+        samples=samples.count,
+        samples_digest=samples.digest,
+        batch=recipe.model.batch,
+        scratch=context.scratch,
+        warn=context.warn,
+    )
+    for text in measured.warnings:
+        context.warn(text)
+    statistics, ranges = measured.statistics, measured.ranges
     sets = {role: context.samples(role) for role in _LINTED if role in context.roles}
     findings = lint(float_model.path, recipe, sets, context.downloads, statistics, ranges)
     for finding in findings:
@@ -69,13 +76,10 @@ def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Pro
     correction = (
         correct_head(float_model.path, path, fitted()) if options.correct_bias == "head" else {}
     )
-    clipped = max(r.clipped_fraction for r in ranges.values())
     evidence = {
         "calibration_samples": samples.count,
-        "method": options.ranges,
-        "tensors": len(ranges),
+        **measured.evidence,
         "lint": [asdict(finding) for finding in findings],
-        "max_clipped_fraction": round(clipped, 6),
         "head_bias": {name: round(value, 6) for name, value in correction.items()},
         "summary": f"{len(ranges)} ranges from {samples.count} samples, "
         f"{path.stat().st_size / 1e6:.2f} MB",
