@@ -23,6 +23,8 @@ from edgefuse.artifact import Quantization, canonical_json
 if TYPE_CHECKING:
     import onnx
 
+    from edgefuse.graph.values import Array
+
 METADATA_KEY = "edgefuse.quantization"
 
 
@@ -76,6 +78,15 @@ def annotations_of(source: Path | onnx.ModelProto) -> Annotations | None:
         source = onnx.load(source, load_external_data=False)
     found = [entry.value for entry in source.metadata_props if entry.key == METADATA_KEY]
     return Annotations.from_json(found[0]) if found else None
+
+
+def annotated_constants(source: Path, annotations: Annotations) -> dict[str, Array]:
+    """The float constants that have scales, by name."""
+    import onnx
+
+    wanted = {*annotations.weights, *annotations.constants}
+    tensors = onnx.load(source).graph.initializer
+    return {t.name: onnx.numpy_helper.to_array(t) for t in tensors if t.name in wanted}
 
 
 def annotate(proto: onnx.ModelProto, annotations: Annotations) -> None:

@@ -108,6 +108,23 @@ def trace(
     )
 
 
+def locate(
+    steps: Sequence[Step],
+    onnx_values: Mapping[str, Array],
+    float_model: TfliteModel,
+    float_values: Mapping[int, Array],
+) -> dict[str, int]:
+    """The tensor of the float file that holds each value; without values that are nowhere.
+
+    Args:
+        As :func:`trace`'s.
+    """
+    search = _Search(float_model, float_values, onnx_values)
+    for step in steps:
+        search.find(step)
+    return search.tensor_of
+
+
 @dataclass
 class _Search:
     """Finds values of the ONNX graph among the tensors of the float file."""

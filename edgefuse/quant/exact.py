@@ -1,0 +1,192 @@
+"""Make a quantised file carry given scales and integers bit for bit.
+
+The quantiser was given ranges and computed scales anew, in float32; its weights have scales of
+its own. Written over it, in place:
+
+    activation   scale, where the file's is the same but for the last bits
+    weight       scales and integers
+    bias         scale = input scale * weight scale; integers round(b / scale)
+    constant     scale, integers round(v / scale) + zero point
+
+The file is then read back, and everything compared. Left alone: zero points of activations (they
+must be right already), tensors that the model says nothing about.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from edgefuse.errors import StageError
+from edgefuse.quant.qdq_weights import CHANNEL_AXES
+
+if TYPE_CHECKING:
+    from edgefuse.artifact import Quantization
+    from edgefuse.quant.qdq import Carried
+    from edgefuse.tflite.read import Operator, Tensor, TfliteModel
+
+Array = np.ndarray[Any, Any]
+_LAST_BITS = 1e-5
+_INT32 = 2.0**31 - 1
+
+
+def write_exact(path: Path, carried: Carried) -> dict[str, Any]:
+    """Put the scales and integers into the int8 file at ``path``, and verify them.
+
+    Returns:
+        JSON-able evidence: how many activations, weights and biases are as given, and what no
+        tensor could carry or was not given.
+
+    Raises:
+        StageError: the quantiser gave a tensor another type, zero point or scale than asked for; a
+            bias does not fit int32.
+    """
+    from edgefuse.tflite.edit import with_constants
+    from edgefuse.tflite.read import parse_model
+    from edgefuse.tflite.scales import with_scales
+
+    data = path.read_bytes()
+    model = parse_model(data, path.name)
+    writing = _Writing(model, carried)
+    writing.activations()
+    writing.weights()
+    writing.constants()
+    written = with_constants(with_scales(data, writing.scales, writing.zeros), writing.values)
+    _verify(parse_model(written, path.name), writing)
+    path.write_bytes(written)
+    return {
+        "activations": len(carried.activations) - len(carried.followed),
+        "weights": len(carried.weights),
+        "biases": writing.biases,
+        "followed": len(carried.followed),
+        "calibrated": carried.names(carried.missing),
+        "weights_without_scales": carried.names(carried.plain),
+        "fused_away": list(carried.fused_away),
+    }
+
+
+class _Writing:
+    """What is to be written into one file: scales and constants by tensor index."""
+
+    def __init__(self, model: TfliteModel, carried: Carried) -> None:
+        self.model, self.carried = model, carried
+        self.scales: dict[int, tuple[float, ...]] = {}
+        self.zeros: dict[int, tuple[int, ...]] = {}
+        self.values: dict[int, Array] = {}
+        self.biases = 0
+        self._carriers = _carriers(model)
+
+    def activations(self) -> None:
+        exact: dict[tuple[float, int], float] = {}
+        for index, wanted in self.carried.activations.items():
+            tensor = self._carrier(index)
+            _require_near(tensor, wanted)
+            self.scales[tensor.index] = (wanted.scale,)
+            exact[tensor.scales[0], wanted.zero_point] = wanted.scale
+        for tensor in self.model.tensors:  # what the quantiser added: the same, or as uint8
+            if tensor.is_constant or tensor.index in self.scales or len(tensor.scales) != 1:
+                continue
+            zero = tensor.zero_points[0] - (128 if tensor.dtype == "uint8" else 0)
+            if (scale := exact.get((tensor.scales[0], zero))) is not None:
+                self.scales[tensor.index] = (scale,)
+
+    def _carrier(self, index: int) -> Tensor:
+        """The int8 tensor that stands for a float one."""
+        tensor = self.model.tensors[index]
+        if tensor.is_float and index in self._carriers:
+            tensor = self.model.tensors[self._carriers[index]]
+        if tensor.dtype != "int8" or len(tensor.scales) != 1:
+            raise StageError(
+                f"{tensor.name!r} has a scale in the model and is {tensor.dtype} in the file",
+                hint="leave quantize.keep_float and quantize.int16 out: the scales are for int8",
+            )
+        return tensor
+
+    def weights(self) -> None:
+        for index, held in self.carried.weights.items():
+            tensor = self.model.tensors[index]
+            if tensor.dtype != "int8" or len(tensor.scales) != held.scales.size:
+                raise StageError(
+                    f"weight {tensor.name!r} is {tensor.dtype} with {len(tensor.scales)} scales, "
+                    f"expected int8 with {held.scales.size}"
+                )
+            self.scales[index] = tuple(held.scales.tolist())
+            self.values[index] = held.integers
+        for op in self.model.operators:  # weights without given scales too: inputs have them
+            if op.code in CHANNEL_AXES and self.model.tensors[op.inputs[1]].dtype == "int8":
+                self._bias(op)
+
+    def _bias(self, op: Operator) -> None:
+        transposed = op.code == "TRANSPOSE_CONV"
+        place = 3 if transposed else 2
+        index = op.inputs[place] if len(op.inputs) > place else -1
+        if index < 0 or not self.model.tensors[index].is_constant:
+            return
+        bias, weight = self.model.tensors[index], op.inputs[1]
+        data = op.inputs[2 if transposed else 0]
+        if bias.dtype != "int32":
+            raise StageError(f"bias {bias.name!r} is {bias.dtype}, expected int32")
+        step = np.float64(self._scale(data)[0]) * np.asarray(self._scale(weight), np.float64)
+        real = self.carried.source.constant(self.carried.source.tensors[index]).astype(np.float64)
+        integers = np.rint(real / step)
+        if np.abs(integers).max(initial=0) > _INT32:
+            raise StageError(
+                f"bias {bias.name!r} is {np.abs(integers).max():.3g} steps of its input's times "
+                "its weights' scale: beyond int32",
+                hint="raise the scale of that channel's weights, or of the layer's input",
+            )
+        scales = step.astype(np.float32)
+        if len(bias.scales) == 1 and scales.size > 1 and np.unique(scales).size == 1:
+            scales = scales[:1]
+        self.scales[index] = tuple(scales.tolist())
+        self.values[index] = integers.astype(np.int32)
+        self.biases += 1
+
+    def _scale(self, index: int) -> tuple[float, ...]:
+        return self.scales.get(index, self.model.tensors[index].scales)
+
+    def constants(self) -> None:
+        for index, wanted in self.carried.constants.items():
+            tensor = self.model.tensors[index]
+            if tensor.dtype != "int8" or len(tensor.scales) != 1:
+                continue  # not quantised in the file: exact as it is
+            real = self.carried.source.constant(self.carried.source.tensors[index])
+            steps = np.rint(real.astype(np.float64) / wanted.scale) + wanted.zero_point
+            self.scales[index] = (wanted.scale,)
+            self.zeros[index] = (wanted.zero_point,)
+            self.values[index] = np.clip(steps, -128, 127).astype(np.int8)
+
+
+def _carriers(model: TfliteModel) -> dict[int, int]:
+    """The int8 twin of each float input (behind its QUANTIZE) and output (before its
+    DEQUANTIZE)."""
+    found = {}
+    for op in model.operators:
+        if op.code == "QUANTIZE":
+            found[op.inputs[0]] = op.outputs[0]
+        elif op.code == "DEQUANTIZE":
+            found[op.outputs[0]] = op.inputs[0]
+    return found
+
+
+def _require_near(tensor: Tensor, wanted: Quantization) -> None:
+    scale, zero = tensor.scales[0], tensor.zero_points[0]
+    if zero != wanted.zero_point or abs(scale / wanted.scale - 1) > _LAST_BITS:
+        raise StageError(
+            f"{tensor.name!r} has scale {wanted.scale:.9g} and zero point {wanted.zero_point} in "
+            f"the model, and {scale:.9g} and {zero} in the file: its operator knows no other",
+            hint="give what is read and what is computed there one scale (pooling, concatenation, "
+            "padding and reshaping keep that of their input in TFLite)",
+        )
+
+
+def _verify(model: TfliteModel, writing: _Writing) -> None:
+    """Everything that was asked for is in the file."""
+    for index, scales in writing.scales.items():
+        if model.tensors[index].scales != tuple(np.asarray(scales, np.float32).tolist()):
+            raise StageError(f"the scale of {model.tensors[index].name!r} was not written")
+    for index, value in writing.values.items():
+        if not np.array_equal(model.constant(model.tensors[index]), value):
+            raise StageError(f"the integers of {model.tensors[index].name!r} were not written")
