@@ -92,7 +92,9 @@ def quantize_file(
     model = read_model(source)
     ranges = aligned(model, ranges)
     statistics = _statistics(model, ranges) if ACTIVATION_BITS[format] else {}
-    statistics.update(_weight_ranges(model, ranges, format, per_tensor_weights, weight_scales))
+    statistics.update(
+        _weight_ranges(model, ranges, format, int16, per_tensor_weights, weight_scales or {})
+    )
     instructions = rules(
         model,
         format,
