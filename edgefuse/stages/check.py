@@ -1,8 +1,9 @@
-"""The fusion contract on the int8 file: nothing float, nothing lost on the way from ONNX.
+"""The fusion contract on the quantised file: of its format, nothing lost on the way from ONNX.
 
-Every fused group must be one int8 operator with its activation fused, found by the value of its
-weights; every tensor must be integer; inputs and outputs must be the source's, by name; and what
-the recipe's ``contract`` promises must hold. A broken contract ends with exit code 1.
+Every fused group must be one operator with its activation fused, found by the value of its weights;
+every tensor must have the type that ``quantize.format`` gives it (int8: all integer); inputs and
+outputs must be the source's, by name, in the types that the recipe asks for; and what the recipe's
+``contract`` promises must hold. A broken contract ends with exit code 1.
 """
 
 from __future__ import annotations
@@ -21,48 +22,67 @@ from edgefuse.stage import Context, stage
 if TYPE_CHECKING:
     from edgefuse.tflite.contract import Row
 
+_PROMISES = {
+    "int8": "full-integer",
+    "int16x8": "integer with int16 activations",
+    "dynamic_range": "float with int8 weights",
+    "float16": "float with float16 weights",
+}
+
 
 @stage(
     name="check",
-    summary="the int8 file holds what was fused, and nothing float",
+    summary="the quantised file holds what was fused, in its format's types",
     file_name="{name}_contract.json",
     inputs=("fuse", "convert", "quantize", "trace"),
     sections=("model.inputs", "check", "contract", "quantize"),
     tools=("ai-edge-litert", "onnx", "onnx-ir", "numpy"),
 )
 def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Product:
-    from edgefuse.tflite.contract import check_int8
+    from edgefuse.tflite.format_check import check_format
     from edgefuse.tflite.read import read_model
 
     float_model = read_model(inputs["convert"].path)
     int8_model = read_model(inputs["quantize"].path)
     context.progress(1, 3, "tensors")
     _check_signature(inputs["convert"], inputs["quantize"], recipe)
-    problems = check_int8(int8_model, recipe.check.permit_float, float_model)
+    asked = recipe.quantize
+    problems = check_format(
+        int8_model,
+        asked.format,
+        per_tensor_weights=asked.weights == "per_tensor",
+        mixed=_is_mixed(recipe),
+        permit_float=recipe.check.permit_float,
+        float_model=float_model,
+    )
     if problems:
         shown = "; ".join(f"{p.place}: {p.message}" for p in problems[:4])
         more = f"; and {len(problems) - 4} more" if len(problems) > 4 else ""
         raise StageError(
-            f"the int8 file is not full-integer: {shown}{more}",
+            f"the {asked.format} file is not {_PROMISES[asked.format]}: {shown}{more}",
             hint="permit an operator by name in check.permit_float, or replace it in the model",
             where=inputs["quantize"].path.name[:12],
         )
     context.progress(2, 3, "fused groups")
-    rows = _contract(inputs, float_model, int8_model)
+    rows = _contract(inputs, float_model, int8_model, recipe)
     _judge_groups(rows, recipe)
     _judge_contract(inputs, rows, int8_model, recipe)
     counts = int8_model.operator_counts()
     document = {
         "operators": counts,
         "contract": [_as_json(row) for row in rows],
+        "format": asked.format,
         "permit_float": list(recipe.check.permit_float),
+        "float_operators": [operator.label for operator in int8_model.float_operators()],
     }
     path = context.work / context.file_name
     path.write_text(json.dumps(document, sort_keys=True, indent=1))
     evidence = {
         "operators_tflite": counts,
         "contract": document["contract"],
-        "summary": f"{len(int8_model.operators)} int8 operators, "
+        "format": asked.format,
+        "permit_float": document["permit_float"],
+        "summary": f"{len(int8_model.operators)} {asked.format} operators, "
         f"{sum(row.ok for row in rows)} of {len(rows)} fused groups kept",
     }
     return Product("verdict", path, evidence=evidence)
@@ -84,18 +104,33 @@ def _check_signature(float_model: Artifact, int8_model: Artifact, recipe: Recipe
         for spec in found:
             if spec.dtype != wanted_type:
                 raise StageError(f"{spec.name!r} is {spec.dtype}, the recipe wants {wanted_type}")
-            if spec.dtype == "int8" and (spec.quantization is None or spec.quantization.scale <= 0):
-                raise StageError(f"{spec.name!r} is int8 without a scale")
+            integer = spec.dtype in ("int8", "uint8", "int16")
+            if integer and (spec.quantization is None or spec.quantization.scale <= 0):
+                raise StageError(f"{spec.name!r} is {spec.dtype} without a scale")
 
 
-def _contract(inputs: Mapping[str, Artifact], float_model: Any, int8_model: Any) -> list[Row]:
+def _is_mixed(recipe: Recipe) -> bool:
+    """Whether the int8 file may hold operators with int16 activations: asked for, or searched."""
+    return recipe.quantize.format == "int8" and bool(recipe.quantize.int16 or recipe.quantize.goal)
+
+
+def _contract(
+    inputs: Mapping[str, Artifact], float_model: Any, int8_model: Any, recipe: Recipe
+) -> list[Row]:
     if "fuse" not in inputs:
         return []
     from edgefuse.graph.group import groups
     from edgefuse.tflite.contract import check_contract
+    from edgefuse.tflite.format_check import types_of
 
+    types = types_of(
+        recipe.quantize.format,
+        per_tensor_weights=recipe.quantize.weights == "per_tensor",
+        mixed=_is_mixed(recipe),
+        permit_float=recipe.check.permit_float,
+    )
     listed = [group for group in groups(inputs["fuse"].path) if group.weight is not None]
-    return list(check_contract(float_model, int8_model, listed))
+    return list(check_contract(float_model, int8_model, listed, types=types))
 
 
 def _as_json(row: Row) -> dict[str, Any]:

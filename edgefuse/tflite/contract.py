@@ -25,14 +25,14 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from edgefuse.tflite.inspect import (
-    FUSABLE,
-    WEIGHTED,
-    Problem,
-    check_int8,
-    clips_like,
-    is_per_channel,
+from edgefuse.tflite.held_types import (
+    Types,
+    judge_activations,
+    judge_types,
+    real_weight,
+    worst_steps,
 )
+from edgefuse.tflite.inspect import FUSABLE, WEIGHTED, Problem, check_int8, clips_like
 from edgefuse.tflite.read import Operator, TfliteModel
 
 __all__ = ["Group", "Row", "Problem", "check_contract", "check_int8"]
@@ -96,43 +96,22 @@ def check_contract(
     int8_model: TfliteModel,
     groups: Iterable[Group],
     max_weight_steps: float = 0.5,
+    types: Types = Types(),  # noqa: B008 (frozen)
 ) -> tuple[Row, ...]:
     """One row a group, in the order given.
 
     Args:
         max_weight_steps: how far, in quantisation steps of its channel, a weight may be from the
             float one; more than 1/2 only after learned rounding.
+        types: what the layers may hold; full-integer int8 unless given.
     """
     listed = list(groups)
     found = _assign(float_model, listed)
     partner = _align(float_model, int8_model, max_weight_steps)
     return tuple(
-        _row(group, float_op, float_model, int8_model, partner)
+        _row(group, float_op, float_model, int8_model, partner, types)
         for group, float_op in zip(listed, found)
     )
-
-
-def _file_weight(model: TfliteModel, op: Operator) -> Array | None:
-    """The operator's weight as [out, height, width, in/groups], real values; None if it has none.
-
-    float32 in a float file: no copy and exact; float64 when dequantised.
-    """
-    place = WEIGHTED.get(op.code)
-    if place is None or len(op.inputs) <= place or op.inputs[place] < 0:
-        return None
-    tensor = model.tensors[op.inputs[place]]
-    if not tensor.is_constant:
-        return None
-    real = model.real_constant(tensor) if tensor.scales else model.constant(tensor)
-    return _canonical(op.code, real)
-
-
-def _canonical(code: str, weight: Array) -> Array | None:
-    if code == "DEPTHWISE_CONV_2D" and weight.ndim == 4:
-        return weight.transpose(3, 1, 2, 0)
-    if weight.ndim == 2:
-        return weight[:, None, None, :]
-    return weight if weight.ndim == 4 else None
 
 
 def _group_weights(group: Group) -> list[Array]:
@@ -152,7 +131,7 @@ def _group_weights(group: Group) -> list[Array]:
 
 def _assign(model: TfliteModel, groups: Sequence[Group]) -> list[Operator | None]:
     """The operator that holds each group's weights: exact before nearly equal, then by order."""
-    held = [(op, w) for op in model.operators if (w := _file_weight(model, op)) is not None]
+    held = [(op, w) for op in model.operators if (w := real_weight(model, op)) is not None]
     result: list[Operator | None] = [None] * len(groups)
     taken: set[int] = set()
     for tolerance in (0.0, 1e-6):
@@ -197,18 +176,18 @@ def _align(float_model: TfliteModel, int8_model: TfliteModel, steps: float) -> d
     partners: dict[int, _Partner] = {}
     taken: set[int] = set()
     for place, op in enumerate(left):
-        wanted = _file_weight(float_model, op)
+        wanted = real_weight(float_model, op)
         if wanted is None:
             continue
         if same_order:
-            gap = _worst_steps(int8_model, right[place], wanted)
+            gap = worst_steps(int8_model, right[place], wanted)
             reason = "" if gap <= steps * 1.002 else _gap(right[place], gap, steps)
             partners[op.index] = _Partner(right[place], reason)
             continue
         for other in weighted:
             if other.index in taken or other.code != op.code:
                 continue
-            if _worst_steps(int8_model, other, wanted) <= steps * 1.002:
+            if worst_steps(int8_model, other, wanted) <= steps * 1.002:
                 partners[op.index] = _Partner(other)
                 taken.add(other.index)
                 break
@@ -225,24 +204,13 @@ def _gap(op: Operator, gap: float, steps: float) -> str:
     return f"the int8 weights of {op.label} are up to {gap:.2f} steps off (limit {steps:g})"
 
 
-def _worst_steps(model: TfliteModel, op: Operator, wanted: Array) -> float:
-    """Greatest distance to the float weights, in steps of the channel; infinity if incomparable."""
-    held = _file_weight(model, op)
-    if held is None or held.shape != wanted.shape:
-        return float("inf")
-    scales = np.asarray(model.tensors[op.inputs[WEIGHTED[op.code]]].scales, np.float64)
-    if len(scales) not in (1, held.shape[0]) or not (np.isfinite(scales) & (scales > 0)).all():
-        return float("inf")
-    distance: Array = np.abs(held - wanted) / scales.reshape(-1, 1, 1, 1)
-    return float(distance.max(initial=0.0))
-
-
 def _row(
     group: Group,
     float_op: Operator | None,
     float_model: TfliteModel,
     int8_model: TfliteModel,
     partners: dict[int, _Partner],
+    types: Types,
 ) -> Row:
     if float_op is None:
         reason = "no operator of the float file holds these weights"
@@ -274,7 +242,8 @@ def _row(
         if carrier is not op:
             notes.append(f"the bias of {op.label} is {carrier.label}, an operator of its own")
             _judge_activation("NONE", float_op, op, int8_model, faults, notes)
-            _judge_activations((*carrier.inputs, *carrier.outputs), int8_model, faults)
+            touched = (*carrier.inputs, *carrier.outputs)
+            judge_activations(carrier, touched, int8_model, types, faults)
         before = wanted if first or not _ends_in_add(group) else "NONE"
         _judge_activation(before, float_carrier, carrier, int8_model, faults, notes)
         if _ends_in_add(group):
@@ -284,11 +253,11 @@ def _row(
             else:
                 after = "NONE" if first else wanted
                 _judge_activation(after, float_add, op_add, int8_model, faults, notes)
-                _judge_activations(op_add.inputs, int8_model, faults)
-                _judge_activations(op_add.outputs, int8_model, faults)
+                touched = (*op_add.inputs, *op_add.outputs)
+                judge_activations(op_add, touched, int8_model, types, faults)
             if not first:
                 float_carrier, carrier = float_add or float_carrier, op_add
-        _judge_types(op, int8_model, faults, notes)
+        judge_types(op, int8_model, types, faults, notes)
     return Row(
         group=group.name,
         module=group.module,
@@ -371,27 +340,3 @@ def _judge_activation(
         faults.append(f"{wanted} was lost between the float and the int8 file")
     else:
         faults.append(f"{wanted} is not fused into {op.label} (found {found})")
-
-
-def _judge_types(op: Operator, model: TfliteModel, faults: list[str], notes: list[str]) -> None:
-    place = WEIGHTED[op.code]
-    weight = model.tensors[op.inputs[place]]
-    if weight.dtype != "int8":
-        faults.append(f"weight {weight.name!r} is {weight.dtype}, not int8")
-    elif not is_per_channel(op, weight):
-        # The TFLite quantisation specification allows per-tensor weights here.
-        allowed = op.code in ("FULLY_CONNECTED", "BATCH_MATMUL")
-        (notes if allowed else faults).append("the weights are per-tensor, not per-channel")
-    bias_place = {"TRANSPOSE_CONV": 3}.get(op.code, 2)
-    if op.code != "BATCH_MATMUL" and len(op.inputs) > bias_place and op.inputs[bias_place] >= 0:
-        bias = model.tensors[op.inputs[bias_place]]
-        if bias.dtype != "int32":
-            faults.append(f"bias {bias.name!r} is {bias.dtype}, not int32")
-    data_place = 2 if op.code == "TRANSPOSE_CONV" else 1 - place if op.code == "BATCH_MATMUL" else 0
-    _judge_activations((op.inputs[data_place], op.outputs[0]), model, faults)
-
-
-def _judge_activations(indices: Sequence[int], model: TfliteModel, faults: list[str]) -> None:
-    for tensor in (model.tensors[index] for index in indices):
-        if tensor.dtype != "int8":
-            faults.append(f"activation {tensor.name!r} is {tensor.dtype}, not int8")
