@@ -119,8 +119,11 @@ def calibrate(
     stream, done = iter(feeds), 0
     if resume is not None:
         done = resume.restore(list(total.values()), convergence)
-        for _ in islice(stream, done):
-            pass
+        if sum(1 for _ in islice(stream, done)) < done:
+            raise DataError(
+                "the calibration samples changed during the run: there are fewer than before",
+                hint="run again",
+            )
     saved_s = time.monotonic()
     with ThreadPoolExecutor(threads) as pool:
         while True:

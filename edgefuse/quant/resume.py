@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -105,7 +106,8 @@ class Resume:
 
     def _dropped(self, why: str) -> int:
         self.warn(f"the saved state of an interrupted calibration is not used: {why} ({self.path})")
-        self.path.unlink(missing_ok=True)
+        with suppress(OSError):
+            self.path.unlink()
         return 0
 
 
