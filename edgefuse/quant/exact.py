@@ -3,7 +3,10 @@
 The quantiser was given ranges and computed scales anew, in float32; its weights have scales of
 its own. Written over it, in place:
 
-    activation   scale, where the file's is the same but for the last bits
+    activation   scale, where the file's is the same but for the last bits; or that of the result
+                 which an operator with one scale makes of it (a CONCATENATION): the quantiser lets
+                 the operator before compute in that scale at once, and it is listed as merged;
+                 LOGISTIC, SOFTMAX and TANH know one scale, which stays and is listed as fixed
     weight       scales and integers
     bias         scale = input scale * weight scale; integers round(b / scale)
     constant     scale, integers round(v / scale) + zero point
@@ -19,11 +22,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from edgefuse.artifact import Quantization
 from edgefuse.errors import StageError
+from edgefuse.quant.qdq import SAME_SCALE
 from edgefuse.quant.qdq_weights import CHANNEL_AXES
+from edgefuse.quant.repair import FIXED_OUTPUTS
 
 if TYPE_CHECKING:
-    from edgefuse.artifact import Quantization
     from edgefuse.quant.qdq import Carried
     from edgefuse.tflite.read import Operator, Tensor, TfliteModel
 
@@ -63,6 +68,8 @@ def write_exact(path: Path, carried: Carried) -> dict[str, Any]:
         "followed": len(carried.followed),
         "calibrated": carried.names(carried.missing),
         "weights_without_scales": carried.names(carried.plain),
+        "merged": writing.merged,
+        "fixed": writing.fixed,
         "fused_away": list(carried.fused_away),
     }
 
@@ -75,6 +82,8 @@ class _Writing:
         self.scales: dict[int, tuple[float, ...]] = {}
         self.zeros: dict[int, tuple[int, ...]] = {}
         self.values: dict[int, Array] = {}
+        self.merged: list[str] = []
+        self.fixed: list[str] = []
         self.biases = 0
         self._carriers = _carriers(model)
 
@@ -82,7 +91,12 @@ class _Writing:
         exact: dict[tuple[float, int], float] = {}
         for index, wanted in self.carried.activations.items():
             tensor = self._carrier(index)
-            _require_near(tensor, wanted)
+            if _near(tensor, self._fixed(index)):
+                self.fixed.append(self.carried.source.tensors[index].name)
+                continue
+            if not _near(tensor, wanted):
+                wanted = self._merged(index, tensor)
+                self.merged.append(self.carried.source.tensors[index].name)
             self.scales[tensor.index] = (wanted.scale,)
             exact[tensor.scales[0], wanted.zero_point] = wanted.scale
         for tensor in self.model.tensors:  # what the quantiser added: the same, or as uint8
@@ -91,6 +105,53 @@ class _Writing:
             zero = tensor.zero_points[0] - (128 if tensor.dtype == "uint8" else 0)
             if (scale := exact.get((tensor.scales[0], zero))) is not None:
                 self.scales[tensor.index] = (scale,)
+
+    def _fixed(self, index: int) -> Quantization | None:
+        """The only scale that the tensor's operator knows, where the model has another."""
+        for op in self.carried.source.operators:
+            if op.code in FIXED_OUTPUTS and index in op.outputs:
+                fixed = Quantization(*FIXED_OUTPUTS[op.code])
+                return None if self.carried.activations[index] == fixed else fixed
+        return None
+
+    def _merged(self, index: int, tensor: Tensor) -> Quantization:
+        """The scale of a result that has to be the tensor's too; it must reach as far.
+
+        Raises:
+            StageError: there is none.
+        """
+        given = self.carried.activations[index]
+        for result in self._results(index):
+            if _near(tensor, result):
+                ends = [_ends(given), _ends(result)]
+                step = max(given.scale, result.scale)
+                if ends[1][0] <= ends[0][0] + step and ends[1][1] >= ends[0][1] - step:
+                    return result
+        scale, zero = tensor.scales[0], tensor.zero_points[0]
+        raise StageError(
+            f"{tensor.name!r} has scale {given.scale:.9g} and zero point {given.zero_point} in "
+            f"the model, and {scale:.9g} and {zero} in the file: its operator knows no other",
+            hint="give what is read and what is computed there one scale (pooling, concatenation, "
+            "padding and reshaping keep that of their input in TFLite)",
+        )
+
+    def _results(self, index: int) -> list[Quantization]:
+        """Scales of what operators that keep the scale make of a tensor."""
+        found = []
+        waiting, seen = [index], {index}
+        while waiting:
+            read = waiting.pop()
+            for op in self.carried.source.operators:
+                if op.code not in SAME_SCALE or read not in op.inputs:
+                    continue
+                for made in op.outputs:
+                    if made in seen:
+                        continue
+                    seen.add(made)
+                    waiting.append(made)
+                    if made in self.carried.activations:
+                        found.append(self.carried.activations[made])
+        return found
 
     def _carrier(self, index: int) -> Tensor:
         """The int8 tensor that stands for a float one."""
@@ -171,15 +232,17 @@ def _carriers(model: TfliteModel) -> dict[int, int]:
     return found
 
 
-def _require_near(tensor: Tensor, wanted: Quantization) -> None:
+def _near(tensor: Tensor, wanted: Quantization | None) -> bool:
+    """Whether the file has these but for the last bits of the scale."""
+    if wanted is None:
+        return False
     scale, zero = tensor.scales[0], tensor.zero_points[0]
-    if zero != wanted.zero_point or abs(scale / wanted.scale - 1) > _LAST_BITS:
-        raise StageError(
-            f"{tensor.name!r} has scale {wanted.scale:.9g} and zero point {wanted.zero_point} in "
-            f"the model, and {scale:.9g} and {zero} in the file: its operator knows no other",
-            hint="give what is read and what is computed there one scale (pooling, concatenation, "
-            "padding and reshaping keep that of their input in TFLite)",
-        )
+    return zero == wanted.zero_point and abs(scale / wanted.scale - 1) <= _LAST_BITS
+
+
+def _ends(held: Quantization) -> tuple[float, float]:
+    """The least and the greatest real value."""
+    return held.scale * (-128 - held.zero_point), held.scale * (127 - held.zero_point)
 
 
 def _verify(model: TfliteModel, writing: _Writing) -> None:

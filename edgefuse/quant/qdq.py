@@ -9,10 +9,10 @@ the tensor with the same numbers in any order. Weights are found by their intege
 A tensor without a scale of its own takes that of the tensor whose values an operator only moves or
 compares (PAD, RESHAPE, MAX_POOL_2D, CONCATENATION). What is left must be calibrated: ``missing``.
 
-An activation whose numbers are nowhere was fused into the operator of an activation function
-behind it, whose own result has a scale: that operator rounds once, where the model rounded twice.
-It is listed, since no tensor is left to carry its scale. Any other activation that is nowhere is
-refused.
+An activation whose numbers are nowhere was fused into what alone reads it: a pointwise operator
+with constants (an activation function, the addition of a bias), whose result has a scale of its
+own. The fused operator rounds once, where the model rounded twice. The activation is listed, since
+no tensor is left to carry its scale. Any other activation that is nowhere is refused.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
 
 # The result has the scale of what was read: TFLite's kernels demand it, or it loses nothing.
-_SAME_SCALE = frozenset((
+SAME_SCALE = frozenset((
     "RESHAPE", "TRANSPOSE", "SQUEEZE", "EXPAND_DIMS", "PAD", "PADV2", "MIRROR_PAD", "SLICE",
     "STRIDED_SLICE", "SPLIT", "SPLIT_V", "CONCATENATION", "PACK", "UNPACK", "GATHER", "GATHER_ND",
     "MAX_POOL_2D", "AVERAGE_POOL_2D", "RESIZE_BILINEAR", "RESIZE_NEAREST_NEIGHBOR", "TILE",
@@ -52,7 +52,11 @@ _SAME_BEFORE = frozenset((
     "CONCATENATION", "PACK", "MAX_POOL_2D", "TILE", "SPACE_TO_DEPTH", "DEPTH_TO_SPACE",
     "SPACE_TO_BATCH_ND", "BROADCAST_TO", "REVERSE_V2",
 ))  # fmt: skip
-_FUSED_INTO = ("Relu", "Clip")
+_POINTWISE = (
+    "Relu", "Clip", "LeakyRelu", "PRelu", "HardSigmoid", "HardSwish", "Add", "Sub", "Mul", "Div",
+    "BatchNormalization",
+)  # fmt: skip
+_CUTTING = ("Relu", "Clip")
 
 
 @dataclass(frozen=True)
@@ -190,10 +194,10 @@ def _activations(
     away = []
     for name, given in annotations.activations.items():
         index = place.get(name)
-        behind = _activation_behind(name, steps)
-        result = annotations.activations.get(behind)
-        if result is not None and (index is None or index == place.get(behind)):
-            _require_cover(name, given, behind, result)
+        behind, cutting = _result_behind(name, steps, annotations)
+        if behind and index in (None, place.get(behind)):
+            if cutting:
+                _require_cover(name, given, behind, annotations.activations[behind])
             away.append(name)
             continue
         if index is None:
@@ -215,12 +219,20 @@ def _activations(
     return found, tuple(away)
 
 
-def _activation_behind(name: str, steps: Sequence[Step]) -> str:
-    """The result of the activation function that alone reads the value; empty when none does."""
-    readers = [s for s in steps if name in s.inputs]
-    if len(readers) == 1 and readers[0].op_type in _FUSED_INTO:
-        return readers[0].outputs[0]
-    return ""
+def _result_behind(name: str, steps: Sequence[Step], annotations: Annotations) -> tuple[str, bool]:
+    """The next value with a scale, behind pointwise operators that alone read each other; and
+    whether all that they do is to cut. Empty when there is none."""
+    cutting = True
+    while True:
+        readers = [s for s in steps if name in s.inputs]
+        if len(readers) != 1 or len(readers[0].inputs) != 1:
+            return "", False
+        if readers[0].op_type not in _POINTWISE:
+            return "", False
+        cutting = cutting and readers[0].op_type in _CUTTING
+        name = readers[0].outputs[0]
+        if name in annotations.activations:
+            return name, cutting
 
 
 def _require_cover(name: str, given: Quantization, behind: str, result: Quantization) -> None:
@@ -248,7 +260,7 @@ def _follow(model: TfliteModel, known: dict[int, Quantization]) -> None:
         count = len(known)
         for op in model.operators:
             scales = {known.get(index) for index in _moved(model, op.inputs)}
-            if op.code in _SAME_SCALE and len(scales) == 1 and None not in scales:
+            if op.code in SAME_SCALE and len(scales) == 1 and None not in scales:
                 for index in op.outputs:
                     known.setdefault(index, next(s for s in scales if s is not None))
         for op in reversed(model.operators):

@@ -5,8 +5,9 @@
 
 The left side is the file's weight, its axes in the file's order; the right side the model's. Their
 ratio is 1 unless a normalisation or a factor was folded into the channel; the integers stay, but
-for their sign. Scope: scales for output channels, in the order of the model; constants that keep
-their numbers. Left alone: weights that match nothing.
+for their sign (a factor of 0 leaves zeros, which any scale holds). Scope: scales for output
+channels, in the order of the model; constants that keep their numbers. Left alone: weights that
+match nothing.
 """
 
 from __future__ import annotations
@@ -58,9 +59,14 @@ class _Candidate:
     def integers(self, weight: Array, axis: int) -> Integers | None:
         """The file's weight in this one's integers; None when it is another weight."""
         peaks, profile = _profile(weight, axis)
-        if profile.shape != self.profile.shape or np.abs(profile - self.profile).max() > _CLOSE:
+        if profile.shape != self.profile.shape:
             return None
-        ratio = np.divide(peaks, self.peaks, out=np.ones_like(peaks), where=self.peaks > 0)
+        alive = peaks > 0
+        if alive.any() and np.abs(profile - self.profile)[alive].max() > _CLOSE:
+            return None
+        if not alive.any() and self.peaks.any():
+            return None
+        ratio = np.divide(peaks, self.peaks, out=np.ones_like(peaks), where=alive)
         ratio[np.abs(ratio - 1) < _FOLDED] = 1
         scales = (self.scales.astype(np.float64) * ratio).astype(np.float32)
         shape = [1] * weight.ndim
