@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 SETTLED_STEPS = 4.0
 _SETTLED_SHARE = 0.9
+_FARTHEST = 30
 _NAMED = 5
 _Ends = dict[str, list[float]]
 
@@ -44,7 +45,8 @@ class Settling:
             their move in steps.
         settled_at: the number of samples from which on nine of ten ranges were within 4 steps of
             their final ends; None when the last doubling still moved more of them.
-        enough_samples: how many would do, estimated; None when these did.
+        enough_samples: how many would do, estimated; None when these did, or when it is more than
+            30 times as many, which nobody can tell.
         earlier: the samples before the last doubling; 0 when there were too few to tell.
     """
 
@@ -63,10 +65,13 @@ class Settling:
         if self.settled_at is not None:
             return f"the ranges were settled by {self.settled_at} of {self.samples} samples"
         name, steps = next(iter(self.moving.items()))
+        would = f"about {self.enough_samples}"
+        if self.enough_samples is None:
+            would = f"more than {_two_digits(self.samples * _FARTHEST)}"
         return (
             f"{len(self.moving)} of {self.tensors} ranges moved by more than {SETTLED_STEPS:g} "
             f"int8 steps between {self.earlier} and {self.samples} samples (farthest {name!r}: "
-            f"{steps:.0f}); about {self.enough_samples} samples would settle nine of ten"
+            f"{steps:.0f}); {would} samples would settle nine of ten"
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -137,7 +142,7 @@ class Convergence:
                 _most(move) ** 2 * count / self.feeds for move, count in zip(steps, counts[1:])
             ]
             pooled = sum(squares) / len(squares) / SETTLED_STEPS**2
-            enough = _two_digits(samples * max(pooled, 2.0))
+            enough = _two_digits(samples * max(pooled, 2.0)) if pooled <= _FARTHEST else None
         return Settling(samples, len(final), moving, settled, enough, counts[-2] * batch)
 
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 BINS = 8192
 _FIRST_LIMIT = 2.0**-20
+_OVERFLOW = 3.4e38
 
 
 class Histogram:
@@ -40,13 +41,14 @@ class Histogram:
         """Take in ``values`` for the extremes and ``sampled``, a part of them, for the counts.
 
         Raises:
-            DataError: a value is NaN or infinite.
+            DataError: a value is NaN or infinite, or the limit of float32, to which kernels
+                with a fused activation clamp infinity.
         """
         import numpy as np
 
         # Adding 0.0 makes -0.0 the 0.0 that it equals, whichever comes first.
         low, high = float(values.min()) + 0.0, float(values.max()) + 0.0
-        if not (np.isfinite(low) and np.isfinite(high)):
+        if not (low > -_OVERFLOW and high < _OVERFLOW):
             raise DataError("NaN or infinity among the values")
         self.minimum, self.maximum = min(self.minimum, low), max(self.maximum, high)
         while max(-self.minimum, self.maximum) >= self.limit:

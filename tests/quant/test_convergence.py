@@ -39,6 +39,12 @@ def test_what_still_moves_is_named_and_followed_to_where_it_would_rest() -> None
     assert "'t0': 14" in found.summary and str(found.enough_samples) in found.summary
 
 
+def test_no_number_is_told_from_too_far_away() -> None:
+    found = _settling({1: 90, 2: 60, 4: 30}, 8)
+    assert found.settled_at is None and found.enough_samples is None
+    assert "more than 240 samples" in found.summary
+
+
 def test_one_range_of_twenty_that_moves_does_not_keep_the_others_unsettled() -> None:
     found = Convergence(8, lambda _: {})
     ends = {f"t{k}": [0.0, 255.0] for k in range(20)}
