@@ -1,9 +1,9 @@
 """Peak memory of calibration with 100 and with 2,000 samples: crops of photographs, MobileNetV2.
 
 Run as ``python tests/benchmarks/calibration_memory.py [RECIPE]``; writes
-``calibration_memory.json`` beside this script and fails when the two differ by more than 5%. Every count runs in a process of
-its own, which decodes, calibrates with two interpreters, estimates the ranges on the way and saves
-its state, as the ``quantize`` stage does.
+``calibration_memory.json`` beside this script and fails when the two differ by more than 5%. Every
+count runs in a process of its own, which decodes, calibrates with two interpreters, estimates the
+ranges on the way and saves its state, as the ``quantize`` stage does.
 """
 
 from __future__ import annotations
