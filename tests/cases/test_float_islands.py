@@ -6,12 +6,32 @@ from pathlib import Path
 
 import pytest
 
+from edgefuse.tflite.read import read_model
+
 from .onnx_graph import OnnxGraph
-from .pipeline import Run, Tflite, batches, inputs, run, run_onnx, samples, sqnr_db, write_recipe
+from .pipeline import (
+    Run,
+    Tflite,
+    batches,
+    inputs,
+    operators,
+    run,
+    run_onnx,
+    samples,
+    sqnr_db,
+    write_recipe,
+)
 
 SHAPES = {"cube": (4, 4, 4)}
-HEADS = ("prelu", "leaky", "nearest", "both")
-ISLANDS = ("PRELU", "LEAKY_RELU", "RESIZE_NEAREST_NEIGHBOR")
+INTEGERS = {
+    "prelu": "PRELU",
+    "leaky": "LEAKY_RELU",
+    "nearest": "RESIZE_NEAREST_NEIGHBOR",
+    "least": "MINIMUM",
+    "both": "ADD",
+}
+ISLANDS = {"sine": "SIN", "minus": "NEG", "rounded": "FLOOR"}
+HEADS = (*INTEGERS, *ISLANDS)
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +44,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     twice = {"mode": "nearest", "coordinate_transformation_mode": "asymmetric"}
     sizes = g.constant([1, 1, 2, 2])
     g.add("Resize", x, "", sizes, output="nearest", nearest_mode="floor", **twice)
+    g.add("Min", "leaky", "prelu", output="least")
     g.add("Add", "prelu", "leaky", output="both")
+    g.add("Sin", x, output="sine")
+    g.add("Neg", "sine", output="minus")
+    g.add("Floor", g.add("Mul", x, g.constant([40.0])), output="rounded")
     g.output(*HEADS)
     g.save(path / "islands.onnx")
     return path
@@ -38,16 +62,21 @@ def _run(folder: Path, title: str, permitted: tuple[str, ...]) -> Run:
 
 
 def test_case_17_23_float_operators_are_refused_by_name(folder: Path) -> None:
-    found = _run(folder, "refused", ISLANDS[:1])
+    found = _run(folder, "refused", ("SIN",))
     assert found.report["exit_code"] == 3
-    assert all(name in found.error for name in ISLANDS[1:])
+    assert "NEG" in found.error and "FLOOR" in found.error
+    assert not any(f"{code}#" in found.error for code in ("SIN", *INTEGERS.values()))
     assert "check.permit_float" in found.error
     assert not list(found.out.glob("*.bundle.tar"))
 
 
 def test_case_18_20_permitted_float_operators_are_right(folder: Path) -> None:
-    found = _run(folder, "permitted", ISLANDS)
+    found = _run(folder, "permitted", tuple(ISLANDS.values()))
     assert found.report["verdict"] == "pass", found.error
+    codes = operators(found.int8_file)
+    assert set(INTEGERS.values()) | set(ISLANDS.values()) <= set(codes)
+    floats = [op.code for op in read_model(found.int8_file).float_operators()]
+    assert set(floats) - {"QUANTIZE", "DEQUANTIZE"} == set(ISLANDS.values())
     feeds = batches(samples(SHAPES, 20, seed=2))
     reference = run_onnx(folder / "islands.onnx", feeds)
     for path, limit_db in ((found.float_file, 90.0), (found.int8_file, 30.0)):

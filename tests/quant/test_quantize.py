@@ -12,6 +12,7 @@ from tflite.tiny import Builder, float_file, weights
 from edgefuse.errors import StageError
 from edgefuse.metrics import sqnr_db
 from edgefuse.quant.calibrate import calibrate
+from edgefuse.quant.formats import Format
 from edgefuse.quant.quantize import quantize_file
 from edgefuse.quant.ranges import Range, choose
 from edgefuse.tflite.read import TfliteModel, read_model, signature_of
@@ -245,3 +246,74 @@ def test_tensors_of_one_name_are_told_apart(tmp_path: Path) -> None:
     assert [t.name for t in model.tensors[:5]] == ["x", "same", "same", "same", "same"]
     found = open_model(made).run_float({"x": np.zeros((1, 4), np.float32)})["z"]
     assert np.abs(found - 2).max() < 0.05
+
+
+def _biased(folder: Path, weight: float) -> tuple[Path, dict[str, Range]]:
+    """A 1x1 convolution of 4 channels; channel 2 has tiny weights and a bias of 5."""
+    b = Builder()
+    x, y = b.tensor("x", (1, 2, 2, 3)), b.tensor("y", (1, 2, 2, 4))
+    held = np.random.default_rng(0).uniform(0.5, 1, (4, 1, 1, 3)).astype(np.float32)
+    held[2] = weight
+    bias = np.array([0.1, 0.2, 5.0, 0.3], np.float32)
+    b.op("CONV_2D", (x, b.tensor("w", value=held), b.tensor("bias", value=bias)), (y,))
+    path = folder / "biased.tflite"
+    path.write_bytes(b.finish({"x": x}, {"y": y}))
+    # An input step of one half.
+    return path, {"x": Range(0.0, 127.5, 0.0), "y": Range(0.0, 400.0, 0.0)}
+
+
+@pytest.mark.parametrize("format", ["int8", "int16x8"])
+@pytest.mark.parametrize("weight", [1e-7, 1e-30, 0.0])
+def test_case_27_a_tiny_channels_scale_has_room_for_its_bias(
+    weight: float, format: Format, tmp_path: Path
+) -> None:
+    source, ranges = _biased(tmp_path, weight)
+    boundary = {"int8": "int8", "int16x8": "int16"}[format]
+    ends = {"input_type": boundary, "output_type": boundary}
+    made = _made(source, ranges, tmp_path, format=format, **ends)
+    model = read_model(made)
+    bias = next(t for t in model.tensors if t.name == "bias")
+    assert np.abs(model.constant(bias)).max() < 2**31 - 1
+    feed = {"x": np.random.default_rng(1).uniform(0, 127, (1, 2, 2, 3)).astype(np.float32)}
+    exact, found = (open_model(path).run_float(feed)["y"] for path in (source, made))
+    step = model.tensors[model.outputs[0]].scales[0]
+    assert np.abs(found[..., 2] - 5).max() <= step
+    assert sqnr_db(exact, found) > 35.0
+
+
+def test_case_27_one_scale_in_all_cannot_help_and_the_channel_is_named(tmp_path: Path) -> None:
+    b = Builder()
+    x, y = b.tensor("x", (1, 2, 2, 1)), b.tensor("y", (1, 2, 2, 2))
+    weight = b.tensor("w", value=np.full((2, 1, 1, 1), 1e-7, np.float32))
+    bias = b.tensor("bias", value=np.array([0.0, 5.0], np.float32))
+    b.op("CONV_2D", (x, weight, bias), (y,))
+    source = tmp_path / "small.tflite"
+    source.write_bytes(b.finish({"x": x}, {"y": y}))
+    ranges = {"x": Range(0.0, 127.5, 0.0), "y": Range(0.0, 6.0, 0.0)}
+    with pytest.raises(StageError, match=r"bias of channel 1 of CONV_2D#0 is .*beyond int32"):
+        _made(source, ranges, tmp_path, per_tensor_weights=True)
+    _made(source, ranges, tmp_path)
+
+
+def test_case_28_symmetric_activations_keep_their_relu(
+    source: Path, ranges: dict[str, Range], tmp_path: Path
+) -> None:
+    ends = {"input_type": "int16", "output_type": "int16"}
+    model = read_model(_made(source, ranges, tmp_path, format="int16x8", **ends))
+    kept = [op.activation for op in model.operators]
+    assert kept == [op.activation for op in read_model(source).operators]
+    assert {"RELU", "RELU6"} <= set(kept)
+
+
+def test_case_30_sets_of_kernels_agree_within_steps(
+    source: Path, ranges: dict[str, Range], tmp_path: Path
+) -> None:
+    made = _made(source, ranges, tmp_path)
+    sets: tuple[Kernels, ...] = ("default", "builtin", "reference")
+    models = {name: open_model(made, kernels=name) for name in sets}
+    for feed in FEEDS:
+        rows = {name: model.run(feed)["logits"].astype(int) for name, model in models.items()}
+        for name in sets[:2]:
+            assert np.abs(rows[name] - rows["reference"]).max() <= 2, name
+    assert {model.kernels for model in models.values()} == set(sets)
+    assert {model.runtime for model in models.values()} == {"litert"}
