@@ -12,10 +12,10 @@ export EDGEFUSE_DATA ?= $(abspath ../shared/data)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help run check lint types imports test docs-check fix docs bench release push clean
+.PHONY: help run check lint types imports test docs-check fix docs bench bench-int8 release push clean
 
 help:  ## this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
 
 $(STAMP): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -55,6 +55,9 @@ bench: $(STAMP)  ## 2,000 random graphs, the table of what fusion does, wall tim
 	$(BIN)/python tests/benchmarks/random_graphs.py
 	$(BIN)/python tests/benchmarks/fusion_table.py
 	$(BIN)/python tests/benchmarks/against_onnx2tf.py
+
+bench-int8: $(STAMP)  ## int8 accuracy against other producers, with EDGEFUSE_DATA
+	$(BIN)/python tests/benchmarks/int8_accuracy.py
 
 release: $(STAMP)  ## every recipe with release: true to dist/, stopping at the first that fails
 	$(BIN)/edgefuse release configs/*.yaml --out dist

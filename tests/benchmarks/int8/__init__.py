@@ -1,0 +1,1 @@
+"""The int8 benchmark: peers, judging, and one module for each kind of model."""
