@@ -165,6 +165,47 @@ def explain(
 
 
 @app.command()
+def blame(
+    recipe: RecipeArgument,
+    int8_file: Annotated[
+        Path | None,
+        typer.Option("--int8", help="Another tool's int8 file of this model, blamed instead."),
+    ] = None,
+    samples: Annotated[int, typer.Option(min=1, help="Of data.evaluation, spread over it.")] = 32,
+    settings: SetOption = [],  # noqa: B006
+    target: TargetOption = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Output folder; build/<recipe>/blame/ if absent.")
+    ] = None,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+    verbose: VerboseOption = False,
+) -> None:
+    """Tell which layer of the int8 model costs what, and what is wrong with it."""
+    from edgefuse.command_blame import blame_recipe
+
+    document, folder = blame_recipe(
+        recipe,
+        int8_file=int8_file,
+        samples=samples,
+        settings=settings,
+        target=target,
+        out=out,
+        quiet=quiet or as_json,
+        verbose=verbose,
+        command=_command_line(),
+    )
+    if as_json:
+        _print(json.dumps(document, indent=1))
+    elif not quiet:
+        from edgefuse.report.blame import blame_table
+
+        encoding = sys.stdout.encoding or "ascii"
+        paths = [str(folder / "blame.html")]
+        _print(blame_table(document, encoding=encoding, paths=paths))
+
+
+@app.command()
 def release(
     recipes: Annotated[
         list[Path], typer.Argument(help="Recipes; those with release: true are built.")

@@ -152,7 +152,7 @@ def blame(
     judge.refer(float_file)
     full = judge.judged(int8_file)
     found = judge.all(_variants(mixer), progress)
-    rows = []
+    rows: list[Blamed] = []
     inputs = len(places) - len(mixer.layers)
     for place, one, (only, rest, why) in zip(places, seen, found):
         pair = mixer.layers[len(rows) - inputs] if len(rows) >= inputs else None

@@ -30,6 +30,8 @@ Found = tuple[dict[str, Any] | None, list[str]]
 _AXES = {"CONV_2D": 0, "DEPTHWISE_CONV_2D": 3, "FULLY_CONNECTED": 0, "TRANSPOSE_CONV": 0}
 # Operators whose output scale TFLite fixes.
 _FIXED = ("LOGISTIC", "SOFTMAX", "LOG_SOFTMAX", "TANH", "L2_NORMALIZATION")
+# Operators whose kernels keep the scale of what they read.
+_KEEPING = ("AVERAGE_POOL_2D", "CONCATENATION", "PACK", "MAXIMUM", "MINIMUM", "PADV2")
 QUANTILES = {"p0_01": 1e-4, "p1": 0.01, "p50": 0.5, "p99": 0.99, "p99_99": 1 - 1e-4}
 
 _CHANNEL_ERROR = 0.1
@@ -37,7 +39,8 @@ _CHANNEL_MATTERS = 0.01
 _FEW_STEPS = 8
 _BIAS_OF_SPAN = 0.1
 _SATURATED = 0.005
-_USED = 0.1
+_OVERSHOOT = 0.05
+_USED = 1 / 6
 _SCALE_MISFIT = 0.01
 
 
@@ -67,8 +70,9 @@ def range_misfit(tensor: Tensor, seen: Seen, code: str, *, clipped_low: bool = F
         "used_steps": max(0.0, used),
     }
     judged = (0 if clipped_low else seen.saturated_low) + seen.saturated_high
+    over = max(0.0 if clipped_low else low - values.minimum, values.maximum - high)
     said = []
-    if judged > _SATURATED * seen.count:
+    if judged > _SATURATED * seen.count and over > _OVERSHOOT * (high - low):
         said.append(
             f"range {low:.3g}..{high:.3g} against values {values.minimum:.3g}.."
             f"{values.maximum:.3g}: {100 * judged / seen.count:.2g}% saturated"
@@ -78,6 +82,7 @@ def range_misfit(tensor: Tensor, seen: Seen, code: str, *, clipped_low: bool = F
         said.append(
             f"range {low:.3g}..{high:.3g} against values {values.minimum:.3g}.."
             f"{values.maximum:.3g}: they use {max(0.0, used):.3g} of {steps:.0f} steps"
+            + (", since its kernel keeps the scale of what it reads" if code in _KEEPING else "")
         )
     return figures, said
 
@@ -99,7 +104,9 @@ def weight_misfit(pair: Pair, float_model: TfliteModel, int8_model: TfliteModel)
     needed = np.abs(exact).max(axis=1) / 127
     figures = {
         "channels": len(scales),
-        "error_percent": 100 * float(np.linalg.norm(error) / max(np.linalg.norm(length), 1e-30)),
+        "error_percent": 100
+        * float(np.linalg.norm(error))
+        / max(float(np.linalg.norm(length)), 1e-30),
         "worst_channel": worst,
         "worst_error_percent": 100 * float(relative[worst]),
         "worst_scale": float(scales[worst]),
