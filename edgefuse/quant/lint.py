@@ -17,9 +17,10 @@ channel_order                 red and blue exchanged: in the recipe, the arrays,
 equal_axes                    arrays whose layout their shape cannot tell (a note)
 shared_samples                the same sample in two sets that must be apart
 labels_shifted                labels that fit when 1 is added or taken off
+labels_guessed                labels that the float model does not know at all
 ============================  ====================================================================
 
-The last five are in :mod:`edgefuse.quant.lint_samples`.
+The last six are in :mod:`edgefuse.quant.lint_samples`.
 """
 
 from __future__ import annotations
@@ -157,7 +158,8 @@ def graph_normalisation(name: str, affine: InputAffine, look: Look) -> list[Find
         f"they leave it with mean {middle:.3g} and deviation {spread:.3g}"
     )
     where = f"input {name!r}"
-    if look.signed and (abs(middle) > 1.0 or not 0.1 < spread < 4.0):
+    shifts = bool(np.abs(affine.shift).max() > 0.01)
+    if look.signed and (spread < 0.1 or (shifts and (abs(middle) > 1.0 or spread > 2.0))):
         return [
             Finding(
                 "normalised_twice",

@@ -258,7 +258,7 @@ def _by_labels(
     result = shifted_labels(role, scores, labels)
     if reversed_scores is not None and not result:
         result = exchanged_channels(role, scores, reversed_scores, labels)
-    return result
+    return result or guessed_labels(role, scores, labels)
 
 
 def _answers(
@@ -269,7 +269,7 @@ def _answers(
     from edgefuse.tflite.feeds import source_layouts, streamed
     from edgefuse.tflite.runtime import open_model
 
-    model = open_model(float_model, kernels="builtin", threads=2)
+    model = open_model(float_model, threads=2)
     output = model.signature.outputs[0].name
     (only, *more) = model.signature.inputs
     colours = not more and len(only.shape) == 4 and only.shape[-1] == 3
@@ -324,16 +324,44 @@ def shifted_labels(role: str, scores: Float64, labels: npt.NDArray[np.intp]) -> 
     return []
 
 
+def guessed_labels(role: str, scores: Float64, labels: npt.NDArray[np.intp]) -> list[Finding]:
+    """Labels of which the float model gets no more than guessing would (by chance once in 100)."""
+    n, classes = scores.shape
+    right = int((scores.argmax(axis=1) == labels).sum())
+    by_chance = sum(
+        math.comb(n, k) * (1 / classes) ** k * (1 - 1 / classes) ** (n - k)
+        for k in range(right, n + 1)
+    )
+    if n < 20 or by_chance < 0.01:
+        return []
+    return [
+        Finding(
+            "labels_guessed",
+            f"the float model is right on {right} of {n} samples, which guessing among {classes} "
+            "classes would be too",
+            f"data.{role}",
+            "compare the order of the classes in the labels with the model's own, and the "
+            "preprocessing with its training",
+        )
+    ]
+
+
 def exchanged_channels(
     role: str, scores: Float64, turned: Float64, labels: npt.NDArray[np.intp]
 ) -> list[Finding]:
     """Labels that the float model fits better with red and blue exchanged.
 
-    By the cross-entropy of each label, paired by sample: more than 3 standard errors less.
+    By the cross-entropy of each label, paired by sample: more than 3 standard errors less, and
+    better than guessing.
     """
     gain = _cross_entropy(scores, labels) - _cross_entropy(turned, labels)
     error = gain.std(ddof=1) / math.sqrt(len(gain)) if len(gain) >= 8 else 0.0
-    if error == 0.0 or gain.mean() < 3.0 * error:
+    guessing = math.log(scores.shape[1])
+    if (
+        error == 0.0
+        or gain.mean() < 3.0 * error
+        or _cross_entropy(turned, labels).mean() > guessing
+    ):
         return []
     right, moved = (100 * float((s.argmax(axis=1) == labels).mean()) for s in (scores, turned))
     return [
