@@ -62,7 +62,7 @@ def choose(
     rules: Sequence[TensorRule] = (),
     classes: str | None = None,
 ) -> dict[str, Range]:
-    """One range a tensor, by tensor name.
+    """One range a tensor, by tensor name; tensors of one name get a range that holds both's.
 
     Args:
         method: ``minmax`` keeps every value; ``percentile`` cuts ``tail_percent`` off each end;
@@ -79,17 +79,18 @@ def choose(
     for place, rule in enumerate(rules):
         if not any(re.search(rule.match, name) for name in names):
             _raise_unmatched(place, rule.match, names)
-    ranges = {}
+    ranges: dict[str, Range] = {}
     for s in statistics:
         own = next((r for r in rules if re.search(r.match, s.name)), None)
         if own is not None:
-            ranges[s.name] = _range(s, own.ranges, own.tail_percent)
+            found = _range(s, own.ranges, own.tail_percent)
         elif s.name == classes:
-            ranges[s.name] = _bounded(s, *class_range(s), "classes")
+            found = _bounded(s, *class_range(s), "classes")
         elif s.name in whole:
-            ranges[s.name] = replace(_range(s, "minmax", 0.0), method="whole")
+            found = replace(_range(s, "minmax", 0.0), method="whole")
         else:
-            ranges[s.name] = _range(s, method, tail_percent)
+            found = _range(s, method, tail_percent)
+        ranges[s.name] = _wider(ranges[s.name], found) if s.name in ranges else found
     return ranges
 
 
@@ -188,6 +189,11 @@ def _bounded(statistics: TensorStatistics, low: float, high: float, method: str)
         high = low + _SMALLEST
     low, high = _outwards(low), _outwards(high)
     return Range(low, high, statistics.histogram.fraction_outside(low, high), method)
+
+
+def _wider(one: Range, other: Range) -> Range:
+    clipped = max(one.clipped_fraction, other.clipped_fraction)
+    return Range(min(one.low, other.low), max(one.high, other.high), clipped, one.method)
 
 
 def _outwards(value: float) -> float:

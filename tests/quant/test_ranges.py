@@ -83,3 +83,8 @@ def test_what_the_samples_cannot_tell_is_said() -> None:
     assert "'dead0'" in told[1] and "and 2 more" in told[1] and "held zero" in told[1]
     assert told[2].startswith("tensor 'fixed' held one value throughout")
     assert unsure(THREE, 2) == []
+
+
+def test_tensors_of_one_name_share_a_range_that_holds_both() -> None:
+    found = choose([_statistics("t", [-1.0, 2.0]), _statistics("t", [-3.0, 1.0])], "minmax", 0.0)
+    assert (found["t"].low, found["t"].high) == (-3.0, 2.0)
