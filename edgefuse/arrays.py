@@ -138,7 +138,8 @@ class ArrayFile:
             wanted = "[samples, ...]" if shape is None else str(["samples", *shape])
             raise self._error(
                 f"the array{self._of(name)} has shape {list(header.shape)}, not {wanted}",
-                "samples along the first axis, then the model's input without its batch axis",
+                _turned(header.shape[1:], shape)
+                or "samples along the first axis, then the model's input without its batch axis",
             )
 
     def _labels(self) -> list[int | None]:
@@ -191,3 +192,16 @@ class ArrayFile:
 
     def _error(self, message: str, hint: str = "") -> DataError:
         return DataError(message, hint=hint, where=str(self.path))
+
+
+def _turned(found: tuple[int, ...], wanted: tuple[int, ...] | None) -> str:
+    """The remedy for arrays that are the input with its channels at the other end."""
+    if wanted is None or len(found) != 3 or len(wanted) != 3:
+        return ""
+    rows, columns, channels = wanted
+    if found == (channels, rows, columns):
+        return "the arrays are channels-first: save x.transpose(0, 2, 3, 1)"
+    channels, rows, columns = wanted
+    if found == (rows, columns, channels):
+        return "the arrays are channels-last: save x.transpose(0, 3, 1, 2)"
+    return ""

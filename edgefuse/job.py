@@ -50,11 +50,15 @@ def make_job(path: Path, settings: Sequence[str] = (), target: str | None = None
             if error.where in Samples.model_fields:
                 error.where = f"data.{role}.{error.where}"
             raise
-        accuracy = recipe.gates.accuracy
+        accuracy, goal, qat = recipe.gates.accuracy, recipe.quantize.goal, recipe.quantize.qat
         if role == "report":
             require_labels(found, "data.report")
         elif role == "evaluation" and accuracy and accuracy.max_drop_points is not None:
             require_labels(found, "gates.accuracy.max_drop_points")
+        elif role == "validation" and goal and goal.max_drop_points is not None:
+            require_labels(found, "quantize.goal.max_drop_points")
+        elif role == "training" and qat and qat.label_weight > 0:
+            require_labels(found, "quantize.qat.label_weight")
         return found
 
     @functools.cache

@@ -12,7 +12,7 @@ from pydantic import ConfigDict, Field, field_validator, model_validator
 from typing_extensions import Self
 
 from edgefuse.recipe_fusion import Contract, Fuse
-from edgefuse.recipe_quantize import Quantize
+from edgefuse.recipe_quantize import Goal, Quantize
 from edgefuse.recipe_shapes import Shapes, resolve, static_sizes
 from edgefuse.section import NAME, SHA256, Number, Section
 
@@ -310,6 +310,21 @@ class Package(Section):
     golden_samples: int = Field(2, gt=0, le=64, description="Golden vectors, reference kernels.")
 
 
+def _goal_reaches_gate(goal: Goal, gate: AccuracyGate) -> None:
+    """Refuse a goal that is met where the gate's own threshold is not."""
+    agreement = None if goal.min_agreement is None else 100 * goal.min_agreement
+    for key, own, theirs, sign in (
+        ("max_drop_points", goal.max_drop_points, gate.max_drop_points, -1),
+        ("min_sqnr_db", goal.min_sqnr_db, gate.min_sqnr_db, 1),
+        ("min_agreement", agreement, gate.min_agreement_percent, 1),
+    ):
+        if own is not None and theirs is not None and sign * (own - theirs) < -1e-9:
+            raise ValueError(
+                f"quantize.goal.{key} is met at {own:g}, where gates.accuracy still fails "
+                f"({theirs:g}): ask of the goal at least what the gate asks"
+            )
+
+
 class Recipe(Section):
     """One model's way from source to a gated bundle."""
 
@@ -351,6 +366,8 @@ class Recipe(Section):
                 "quantize.goal is judged on samples that are neither calibrated on nor gated: give "
                 "data.validation (a folder's split knows first and after together)"
             )
+        if self.quantize.goal and gates.accuracy:
+            _goal_reaches_gate(self.quantize.goal, gates.accuracy)
         if self.quantize.qat and self.data.training is None:
             raise ValueError("quantize.qat learns from data.training: give it")
         if self.shapes is not None:

@@ -1,7 +1,7 @@
 """What a recipe says about quantisation: formats, ranges, and what is done to keep accuracy."""
 
 import re
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 from typing_extensions import Self
@@ -11,6 +11,8 @@ from edgefuse.section import Section
 RangeMethod = Literal["percentile", "minmax", "mse", "entropy"]
 Format = Literal["int8", "int16x8", "dynamic_range", "float16"]
 BoundaryType = Literal["int8", "uint8", "int16", "float32"]
+#: 6.02 dB a bit and 1.76 dB, of a sine that fills the range.
+_MOST_DB_OF_8_BITS = 49.9
 _BOUNDARY: dict[str, tuple[BoundaryType, ...]] = {
     "int8": ("int8", "uint8", "float32"),
     "int16x8": ("int16", "float32"),
@@ -55,12 +57,21 @@ class Goal(Section):
     min_sqnr_db: float | None = Field(None, description="The least of all outputs.")
     time_limit_s: int = Field(600, gt=0, description="No candidate is begun after this time.")
 
+    @field_validator("min_agreement", mode="before")
+    @classmethod
+    def _fraction(cls, value: Any) -> Any:
+        if isinstance(value, (int, float)) and 1 < value <= 100:
+            raise ValueError(f"a fraction is due: write {value / 100:g} for {value:g}%")
+        return value
+
     @model_validator(mode="after")
     def _has_threshold(self) -> Self:
         if (self.max_drop_points, self.min_agreement, self.min_sqnr_db) == (None, None, None):
             raise ValueError("a goal without a threshold is reached by anything: give at least one")
         if self.max_drop_points is not None and self.max_drop_points < 0:
             raise ValueError("max_drop_points below 0 asks for int8 to be better than float")
+        if self.max_drop_points is not None and self.max_drop_points >= 100:
+            raise ValueError("a drop of 100 points is reached by anything")
         return self
 
 
@@ -146,6 +157,17 @@ class Quantize(Section):
                 raise ValueError(
                     f"{side}: {given} does not exist in format {self.format}: {', '.join(allowed)}"
                 )
+        sqnr = self.goal.min_sqnr_db if self.goal else None
+        if sqnr is not None and self.head == "classes":
+            raise ValueError(
+                "head: classes clips what goal.min_sqnr_db judges: give min_agreement instead, or "
+                "head: values"
+            )
+        if sqnr is not None and sqnr > _MOST_DB_OF_8_BITS and self.output_type in ("int8", "uint8"):
+            raise ValueError(
+                f"goal.min_sqnr_db {sqnr:g} cannot be met by an output of 8 bits (at most "
+                f"{_MOST_DB_OF_8_BITS:g} dB): lower it, or set output: float32"
+            )
         if self.format != "int8":
             for key in ("keep_float", "int16", "goal", "qat"):
                 if getattr(self, key):

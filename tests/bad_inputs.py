@@ -842,6 +842,129 @@ def arrays_with_nan(p: Place) -> Words:
     return words
 
 
+@row(3, r"data\.npz: the array 'picture' is uint8, not float32", "normalisation")
+def arrays_of_pixels(p: Place) -> Words:
+    """Arrays of uint8 pixels."""
+    words = tflite(p, b"")
+    p.data(picture=np.zeros((8, 8, 8, 3), np.uint8))
+    return words
+
+
+@row(
+    3,
+    r"data\.npz: the array 'picture' has shape \[8, 3, 8, 8\], not \['samples', 8, 8, 3\]",
+    r"channels-first: save x\.transpose\(0, 2, 3, 1\)",
+)
+def arrays_channels_first(p: Place) -> Words:
+    """Channels-first arrays for a channels-last input."""
+    words = tflite(p, b"")
+    p.data(picture=np.zeros((8, 3, 8, 8), np.float32))
+    return words
+
+
+FILES = tuple(f"net_{kind}.tflite" for kind in ("float32", "full_integer_quant"))
+
+
+def labelled(p: Place, labels: Any, *edits: tuple[str, str]) -> Words:
+    """A classifier of 5 classes with labelled arrays."""
+    words = tflite(p, b"")
+    p.write(p.recipe.read_text(), *edits)
+    x = np.random.default_rng(0).standard_normal((8, 8, 8, 3)).astype(np.float32)
+    p.data(picture=x, labels=np.asarray(labels))
+    return words
+
+
+DROP = ("data:", "gates: {accuracy: {max_drop_points: 50}}\ndata:")
+
+
+@row(
+    3,
+    r"data\.npz: data\.evaluation: label 5 of data\.npz\[7\] is none of the 5 classes 0\.\.4",
+    "these labels start at 1: take 1 off each",
+    made=FILES,
+)
+def labels_from_one(p: Place) -> Words:
+    """Labels that start at 1."""
+    return labelled(p, [1, 2, 3, 4, 4, 3, 2, 5], DROP)
+
+
+@row(3, r"label 999 of data\.npz\[0\] is none of the 5 classes", "from 0 in the", made=FILES)
+def labels_of_another_model(p: Place) -> Words:
+    """Labels of another label set than the model's."""
+    return labelled(p, [999, 0, 1, 2, 3, 4, 0, 1], DROP)
+
+
+@row(3, r"data\.npz: labels are not integers", "class indices as int64")
+def labels_that_are_no_integers(p: Place) -> Words:
+    """Labels that are fractions."""
+    return labelled(p, np.linspace(0, 1, 8), DROP)
+
+
+@row(
+    3,
+    r"names\.txt: data\.labels has 6 names, and output 'logits' 5 classes",
+    "a class for the background, or a heading",
+    made=FILES,
+)
+def class_names_of_another_number(p: Place) -> Words:
+    """More class names than classes."""
+    names = p.folder / "names.txt"
+    names.write_text("\n".join("abcdef") + "\n")
+    return labelled(p, [0, 1, 2, 3, 4, 3, 2, 1], ("data:", "data:\n  labels: {path: names.txt}"))
+
+
+# A goal for int8.
+
+
+def goal(p: Place, goal: str, *edits: tuple[str, str]) -> Words:
+    """A search that is asked for ``goal`` on data.validation."""
+    return p.torch(
+        ("data:", f"quantize: {{goal: {{{goal}}}}}\ndata:\n  validation: {{arrays: data.npz}}"),
+        *edits,
+    )
+
+
+@row(2, r"goal\.min_agreement: a fraction is due: write 0\.97 for 97%", hint=False)
+def goal_in_percent(p: Place) -> Words:
+    """An agreement in percent where a fraction is due."""
+    return goal(p, "min_agreement: 97")
+
+
+@row(2, r"goal: a goal without a threshold is reached by anything", hint=False)
+def goal_without_threshold(p: Place) -> Words:
+    """A goal without a threshold."""
+    return goal(p, "time_limit_s: 60")
+
+
+@row(
+    2,
+    r"quantize\.goal\.max_drop_points is met at 2, where gates\.accuracy still fails \(0\.5\)",
+    hint=False,
+)
+def goal_below_the_gate(p: Place) -> Words:
+    """A goal that is met where the gate fails."""
+    gates = ("data:", "gates: {accuracy: {max_drop_points: 0.5}}\ndata:")
+    return goal(p, "max_drop_points: 2", gates)
+
+
+@row(2, r"min_sqnr_db 90 cannot be met by an output of 8 bits \(at most 49\.9 dB\)", hint=False)
+def goal_beyond_eight_bits(p: Place) -> Words:
+    """An SQNR that no int8 output can have."""
+    return goal(p, "min_sqnr_db: 90")
+
+
+@row(2, r"head: classes clips what goal\.min_sqnr_db judges", "min_agreement instead", hint=False)
+def goal_against_the_head(p: Place) -> Words:
+    """A goal for the values that head: classes clips."""
+    return goal(p, "min_sqnr_db: 20", ("quantize: {goal", "quantize: {head: classes, goal"))
+
+
+@row(3, r"data\.npz: quantize\.goal\.max_drop_points needs labels", "add labels")
+def goal_without_labels(p: Place) -> Words:
+    """A goal for the top-1 drop with unlabelled samples."""
+    return goal(p, "max_drop_points: 1")
+
+
 # Downloads.
 
 

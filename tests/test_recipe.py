@@ -22,6 +22,7 @@ from edgefuse.recipe import (
     TorchModel,
 )
 from edgefuse.recipe_fusion import Contract, Fuse
+from edgefuse.recipe_quantize import Quantize
 from edgefuse.target import list_targets, load_target
 from edgefuse.yaml_file import load
 
@@ -105,6 +106,51 @@ def test_refused(kind: Any, fields: dict[str, Any], said: str) -> None:
 def test_numbers_may_be_fractions() -> None:
     assert Preprocess.model_validate({"crop": [8, 8], "scale": "1/255"}).scale == 1 / 255
     assert Preprocess.model_validate({"crop": [8, 8], "scale": " 2 / 4 "}).scale == 0.5
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"goal": {"max_drop_points": 100}}, "reached by anything"),
+        ({"goal": {"max_drop_points": -1}}, "better than float"),
+        ({"goal": {"min_agreement": 50}}, "write 0.5 for 50%"),
+        ({"goal": {"min_agreement": 200}}, "less than or equal to 1"),
+        ({"goal": {"min_sqnr_db": 50}, "output": "uint8"}, "an output of 8 bits"),
+        ({"goal": {"min_sqnr_db": 20}, "head": "classes"}, "head: values"),
+    ],
+)
+def test_goals_that_contradict_themselves(fields: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        Quantize.model_validate(fields)
+    assert said in str(caught.value)
+
+
+def test_goals_that_can_be_met() -> None:
+    for fields in (
+        {"goal": {"min_agreement": 1}},
+        {"goal": {"min_sqnr_db": 90}, "output": "float32"},
+        {"goal": {"min_sqnr_db": 45}},
+        {"goal": {"max_drop_points": 0}, "head": "classes"},
+    ):
+        assert Quantize.model_validate(fields).goal
+
+
+def test_a_goal_reaches_the_gate() -> None:
+    data = {role: {"arrays": f"{role}.npz"} for role in ("calibration", "evaluation", "validation")}
+    model = {"onnx": {"path": "m.onnx"}, "inputs": INPUTS}
+
+    def judged(goal: dict[str, Any], gate: dict[str, Any]) -> Recipe:
+        sections = {"quantize": {"goal": goal}, "gates": {"accuracy": gate}}
+        return Recipe.model_validate(
+            {"schema": 1, "name": "n", "model": model, "data": data, **sections}
+        )
+
+    assert judged({"min_agreement": 0.97}, {"min_agreement_percent": 97})
+    assert judged({"max_drop_points": 0.3}, {"max_drop_points": 4, "min_sqnr_db": 30})
+    with pytest.raises(ValidationError, match="min_agreement is met at 90"):
+        judged({"min_agreement": 0.9}, {"min_agreement_percent": 95})
+    with pytest.raises(ValidationError, match="min_sqnr_db is met at 10"):
+        judged({"min_sqnr_db": 10}, {"min_sqnr_db": 12})
 
 
 def test_release_needs_weights_and_every_gate() -> None:
