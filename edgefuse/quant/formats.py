@@ -13,11 +13,12 @@ index, and an operator is addressed exactly whatever its tensors were called.
 
 from __future__ import annotations
 
+import difflib
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from edgefuse.errors import StageError
+from edgefuse.errors import RecipeError, StageError
 
 if TYPE_CHECKING:
     from edgefuse.tflite.read import TfliteModel
@@ -39,6 +40,31 @@ BOUNDARIES: dict[Format, tuple[Boundary, ...]] = {
     "dynamic_range": ("float32",),
     "float16": ("float32",),
 }
+
+
+def named_operators(model: TfliteModel, patterns: Sequence[str], key: str) -> frozenset[int]:
+    """Operators of a float file, by index, whose first output's name holds one of the patterns.
+
+    Args:
+        patterns: regular expressions.
+        key: the recipe's key that they come from, for the message.
+
+    Raises:
+        RecipeError: a pattern is found nowhere.
+    """
+    names = {op.index: model.tensors[op.outputs[0]].name for op in model.operators if op.outputs}
+    found: set[int] = set()
+    for pattern in patterns:
+        matching = {index for index, name in names.items() if re.search(pattern, name)}
+        if not matching:
+            near = difflib.get_close_matches(pattern, names.values(), n=1, cutoff=0.3)
+            raise RecipeError(
+                f"no operator's output has a name with {pattern!r} in it",
+                hint=f"one is {near[0]!r}" if near else "names are those of the float .tflite",
+                where=key,
+            )
+        found |= matching
+    return frozenset(found)
 
 
 def one_scale(code: str, format: Format, per_tensor_weights: bool) -> bool:
