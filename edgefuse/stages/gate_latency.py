@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping
+from pathlib import Path
 
 from edgefuse.artifact import Artifact, Product
 from edgefuse.recipe import Recipe
@@ -68,15 +70,40 @@ def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Pro
     if gate.max_p90_ms is not None:
         p90 = time_percentile_bound(int8, 90.0, seed=recipe.seed)
         checks.append(Check("p90", p90.point, p90.bound, "<=", gate.max_p90_ms, "ms", n))
+    operators = _operators(inputs["convert"].path, inputs["quantize"].path)
     document = evidence(
         checks,
         target=target.name,
         runtime=latency.conditions.runtime,
         provenance="measured",
-        figures={"int8_dot_product": dot_product, **latency.summary()},
-        hint=f"{latency.conditions.runtime} may run these int8 operators without a fast kernel on "
-        "this CPU: compare targets with --target, and look at figures.conditions",
+        figures={"int8_dot_product": dot_product, **latency.summary(), "operators": operators},
+        hint=_suspects(operators)
+        + f"{latency.conditions.runtime} may run int8 operators without a fast kernel on this CPU: "
+        "compare targets with --target, and look at figures.conditions",
     )
     path = context.work / context.file_name
     path.write_text(json.dumps(document, sort_keys=True))
     return Product("verdict", path, evidence=document)
+
+
+def _operators(float_path: Path, int8_path: Path) -> dict[str, dict[str, int]]:
+    """What the int8 file runs, what of it the float file does not, and what stayed float."""
+    from edgefuse.tflite.read import read_model
+
+    reference, model = read_model(float_path), read_model(int8_path)
+    was, now = reference.operator_counts(), model.operator_counts()
+    stayed = Counter(op.custom_code or op.code for op in model.float_operators())
+    return {
+        "int8": now,
+        "added": {code: n - was.get(code, 0) for code, n in now.items() if n > was.get(code, 0)},
+        "float": dict(sorted(stayed.items())),
+    }
+
+
+def _suspects(operators: Mapping[str, Mapping[str, int]]) -> str:
+    """The operators to look at first; empty when int8 runs the same ones in integers."""
+    said = []
+    for kind, words in (("added", "which the float file has not"), ("float", "which stayed float")):
+        if listed := ", ".join(f"{n} {code}" for code, n in operators[kind].items()):
+            said.append(f"{listed} {words}")
+    return f"int8 runs {'; and '.join(said)}. " if said else ""

@@ -7,10 +7,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tflite.tiny import Builder, float_file, weights
 
 from edgefuse.devices import bench, fingerprint
 from edgefuse.recipe import LatencyGate
-from edgefuse.stages.gate_latency import run
+from edgefuse.stages.gate_latency import _operators, _suspects, run
 
 
 @pytest.mark.parametrize(
@@ -40,7 +41,32 @@ def test_only_a_cpu_known_to_lack_it_gets_the_other_threshold(
         target=SimpleNamespace(name="host", runtime="litert", kernels="default", threads=1),
     )
     model: Any = SimpleNamespace(path=tmp_path / "m")
+    model.path.write_bytes(float_file(weights()))
     evidence = run({"convert": model, "quantize": model}, recipe, context).evidence
     assert evidence["checks"][0]["threshold"] == limit
     assert evidence["figures"]["int8_dot_product"] is dot
     assert [told in w for w in warnings] == ([True] if told else [])
+
+
+def test_case_32_the_operators_that_cost_int8_its_time_are_named(tmp_path: Path) -> None:
+    b = Builder()
+    x, y = b.tensor("x", (1, 4)), b.tensor("y", (1, 4))
+    q = b.tensor("q", (1, 4), "int8", scales=[0.1])
+    inner, back = b.tensor("inner", (1, 4)), b.tensor("back", (1, 4), "int8", scales=[0.1])
+    b.op("QUANTIZE", (x,), (q,))
+    b.op("DEQUANTIZE", (q,), (inner,))
+    b.op("ADD", (inner, inner), (y,))
+    b.op("QUANTIZE", (y,), (back,))
+    paths = tmp_path / "float.tflite", tmp_path / "int8.tflite"
+    paths[1].write_bytes(b.finish({"x": x}, {"back": back}))
+    b = Builder()
+    x, y = b.tensor("x", (1, 4)), b.tensor("y", (1, 4))
+    b.op("ADD", (x, x), (y,))
+    paths[0].write_bytes(b.finish({"x": x}, {"y": y}))
+    found = _operators(*paths)
+    assert found["added"] == {"DEQUANTIZE": 1, "QUANTIZE": 2}
+    assert "ADD" in found["float"]
+    told = _suspects(found)
+    assert "1 DEQUANTIZE, 2 QUANTIZE which the float file has not" in told
+    assert "1 ADD" in told and "stayed float" in told
+    assert _suspects(_operators(paths[0], paths[0]) | {"float": {}}) == ""
