@@ -6,17 +6,19 @@ its own. Written over it, in place:
     activation   scale, where the file's is the same but for the last bits; or that of the result
                  which an operator with one scale makes of it (a CONCATENATION): the quantiser lets
                  the operator before compute in that scale at once, and it is listed as merged;
-                 LOGISTIC, SOFTMAX and TANH know one scale, which stays and is listed as fixed
+                 LOGISTIC, SOFTMAX and TANH know one scale, which stays and is listed as fixed;
+                 a pooling whose result has another scale than its input gets a QUANTIZE behind it
     weight       scales and integers
     bias         scale = input scale * weight scale; integers round(b / scale)
     constant     scale, integers round(v / scale) + zero point
 
-The file is then read back, and everything compared. Left alone: zero points of activations (they
-must be right already), tensors that the model says nothing about.
+The file is then read back, and everything compared. Left alone: tensors that the model says
+nothing about.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,6 +58,7 @@ def write_exact(path: Path, carried: Carried) -> dict[str, Any]:
     model = parse_model(data, path.name)
     writing = _Writing(model, carried)
     writing.activations()
+    data = _with_quantizers(data, model, writing.kept)
     writing.weights()
     writing.constants()
     written = with_constants(with_scales(data, writing.scales, writing.zeros), writing.values)
@@ -68,6 +71,7 @@ def write_exact(path: Path, carried: Carried) -> dict[str, Any]:
         "followed": len(carried.followed),
         "calibrated": carried.names(carried.missing),
         "weights_without_scales": carried.names(carried.plain),
+        "requantized": [model.tensors[index].name for index in writing.kept],
         "merged": writing.merged,
         "fixed": writing.fixed,
         "fused_away": list(carried.fused_away),
@@ -82,6 +86,7 @@ class _Writing:
         self.scales: dict[int, tuple[float, ...]] = {}
         self.zeros: dict[int, tuple[int, ...]] = {}
         self.values: dict[int, Array] = {}
+        self.kept: dict[int, Quantization] = {}
         self.merged: list[str] = []
         self.fixed: list[str] = []
         self.biases = 0
@@ -89,16 +94,31 @@ class _Writing:
 
     def activations(self) -> None:
         exact: dict[tuple[float, int], float] = {}
-        for index, wanted in self.carried.activations.items():
-            tensor = self._carrier(index)
-            if _near(tensor, self._fixed(index)):
-                self.fixed.append(self.carried.source.tensors[index].name)
+        source = self.carried.source
+        makers = {index: op for op in source.operators for index in op.outputs}
+        order = sorted(
+            self.carried.activations, key=lambda i: makers[i].index if i in makers else -1
+        )
+        final: dict[int, Quantization] = {}
+        for index in order:
+            tensor, wanted = self._carrier(index), self.carried.activations[index]
+            op = makers.get(index)
+            fixed, before = self._fixed(index, op), _scale_kept(op, final)
+            if fixed is not None and _near(tensor, fixed):
+                final[index] = fixed
+                self.fixed.append(source.tensors[index].name)
                 continue
-            if not _near(tensor, wanted):
+            if before is not None and not _near(tensor, wanted):
+                self.zeros[tensor.index] = (wanted.zero_point,)
+                if before != wanted:
+                    self.kept[tensor.index] = before
+            elif not _near(tensor, wanted):
                 wanted = self._merged(index, tensor)
-                self.merged.append(self.carried.source.tensors[index].name)
+                self.merged.append(source.tensors[index].name)
+            if _near(tensor, wanted):
+                exact[tensor.scales[0], wanted.zero_point] = wanted.scale
+            final[index] = wanted
             self.scales[tensor.index] = (wanted.scale,)
-            exact[tensor.scales[0], wanted.zero_point] = wanted.scale
         for tensor in self.model.tensors:  # what the quantiser added: the same, or as uint8
             if tensor.is_constant or tensor.index in self.scales or len(tensor.scales) != 1:
                 continue
@@ -106,13 +126,12 @@ class _Writing:
             if (scale := exact.get((tensor.scales[0], zero))) is not None:
                 self.scales[tensor.index] = (scale,)
 
-    def _fixed(self, index: int) -> Quantization | None:
+    def _fixed(self, index: int, op: Operator | None) -> Quantization | None:
         """The only scale that the tensor's operator knows, where the model has another."""
-        for op in self.carried.source.operators:
-            if op.code in FIXED_OUTPUTS and index in op.outputs:
-                fixed = Quantization(*FIXED_OUTPUTS[op.code])
-                return None if self.carried.activations[index] == fixed else fixed
-        return None
+        if op is None or op.code not in FIXED_OUTPUTS:
+            return None
+        fixed = Quantization(*FIXED_OUTPUTS[op.code])
+        return None if self.carried.activations[index] == fixed else fixed
 
     def _merged(self, index: int, tensor: Tensor) -> Quantization:
         """The scale of a result that has to be the tensor's too; it must reach as far.
@@ -232,6 +251,32 @@ def _carriers(model: TfliteModel) -> dict[int, int]:
     return found
 
 
+def _scale_kept(op: Operator | None, final: Mapping[int, Quantization]) -> Quantization | None:
+    """The scale of what an operator reads, if its result has to have it."""
+    if op is None or op.code not in SAME_SCALE:
+        return None
+    found = {final[index] for index in op.inputs if index in final}
+    return found.pop() if len(found) == 1 else None
+
+
+def _with_quantizers(data: bytes, model: TfliteModel, kept: Mapping[int, Quantization]) -> bytes:
+    """With a QUANTIZE before each of these tensors, from the scale that its operator keeps."""
+    from edgefuse.tflite.edit import Edit
+
+    if not kept:
+        return data
+    edit = Edit(data)
+    for op in reversed(model.operators):
+        for place, index in enumerate(op.outputs):
+            if (held := kept.get(index)) is None:
+                continue
+            twin = edit.like(index, "_kept", "int8", held.scale, held.zero_point)
+            operator = edit.graph.operators[op.index]
+            operator.outputs = [*operator.outputs[:place], twin, *operator.outputs[place + 1 :]]
+            edit.graph.operators.insert(op.index + 1, edit.operator("QUANTIZE", [twin], [index]))
+    return edit.packed()
+
+
 def _near(tensor: Tensor, wanted: Quantization | None) -> bool:
     """Whether the file has these but for the last bits of the scale."""
     if wanted is None:
@@ -253,3 +298,18 @@ def _verify(model: TfliteModel, writing: _Writing) -> None:
     for index, value in writing.values.items():
         if not np.array_equal(model.constant(model.tensors[index]), value):
             raise StageError(f"the integers of {model.tensors[index].name!r} were not written")
+
+
+def described(evidence: Mapping[str, Any]) -> tuple[str, list[str]]:
+    """What :func:`write_exact` did, for a summary, and what a user should be warned of."""
+    said = f"{evidence['activations']} activations and {evidence['weights']} weights as given"
+    warnings = []
+    for key, text in (
+        ("calibrated", "activations have no scale in the model: calibrated here"),
+        ("weights_without_scales", "weights have no scale in the model: rounded here"),
+        ("fused_away", "quantised values were fused into what follows, and are not rounded"),
+    ):
+        if names := evidence[key]:
+            more = ", ..." if len(names) > 3 else ""
+            warnings.append(f"{len(names)} {text} ({', '.join(names[:3])}{more})")
+    return said, warnings

@@ -1,4 +1,7 @@
-"""Float TFLite to full-integer TFLite: one streaming calibration, our own ranges."""
+"""Float TFLite to full-integer TFLite: one streaming calibration, our own ranges.
+
+A model that brings its own scales (QDQ) keeps them, bit for bit.
+"""
 
 from __future__ import annotations
 
@@ -17,16 +20,18 @@ _LINTED = ("calibration", "evaluation", "validation", "training")
     name="quantize",
     summary="full-integer TFLite with ranges from the calibration samples",
     file_name="{name}_full_integer_quant.tflite",
-    inputs=("convert",),
+    inputs=("export", "convert"),
     sections=("model.inputs", "model.tflite", "preprocess", "quantize"),
     samples=_LINTED,
     tools=("ai-edge-quantizer", "ai-edge-litert", "numpy"),
 )
 def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Product:
-    from edgefuse.data import batches
+    from edgefuse.data import batches, take
+    from edgefuse.quant.exact import described, write_exact
     from edgefuse.quant.head_bias import correct_head
     from edgefuse.quant.lint import lint
     from edgefuse.quant.measure import measure_ranges
+    from edgefuse.quant.qdq import carried, refuse_options
     from edgefuse.quant.quantize import quantize_file
     from edgefuse.tflite.feeds import source_layouts, streamed, with_output_layouts
     from edgefuse.tflite.read import read_model, signature_of
@@ -45,6 +50,13 @@ def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Pro
         return streamed(float_model.signature, source_layouts(recipe), feeds())
 
     options = recipe.quantize
+    given = None
+    if "export" in inputs:
+        (first,) = take(samples, context.downloads, 1, recipe.model.batch)
+        layouts_in = source_layouts(recipe)
+        given = carried(inputs["export"].path, float_model.path, layouts_in, first)
+    if given is not None:
+        refuse_options(options)
     measured = measure_ranges(
         float_model.path,
         fitted(),
@@ -63,6 +75,8 @@ def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Pro
     for finding in findings:
         if finding.severity == "warning":
             context.warn(finding.text)
+    if given is not None:
+        ranges = {**ranges, **given.ranges}
     path = context.work / context.file_name
     quantize_file(
         float_model.path,
@@ -84,6 +98,12 @@ def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Pro
         "summary": f"{len(ranges)} ranges from {samples.count} samples, "
         f"{path.stat().st_size / 1e6:.2f} MB",
     }
+    if given is not None:
+        evidence["given"] = write_exact(path, given)
+        said, warnings = described(evidence["given"])
+        evidence["summary"] = f"{said}, {path.stat().st_size / 1e6:.2f} MB"
+        for text in warnings:
+            context.warn(text)
     layouts = {spec.name: spec.layout for spec in float_model.signature.outputs}
     signature = with_output_layouts(signature_of(read_model(path)), layouts)
     return Product("tflite", path, signature, evidence)
