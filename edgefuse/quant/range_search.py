@@ -60,7 +60,7 @@ def least_squares(histogram: Histogram) -> tuple[float, float]:
         rounded = (inside - near) * step**2 / 12 + sums[2][after] - sums[2][before]
         return np.asarray(below + above + rounded)
 
-    return _search(histogram, cost, per_octave=16)
+    return _search(histogram, cost, per_octave=16, finer=16)
 
 
 def least_divergence(histogram: Histogram) -> tuple[float, float]:
@@ -95,18 +95,21 @@ def least_divergence(histogram: Histogram) -> tuple[float, float]:
         divergence = (entropy - (clipped * spread).sum(1)) / total + np.log(within / total)
         return np.asarray(divergence)
 
-    return _search(histogram, cost, per_octave=4)
+    return _search(histogram, cost, per_octave=3, finer=4)
 
 
 def _search(
-    histogram: Histogram, cost: Callable[[Float64, Float64], Float64], per_octave: int
+    histogram: Histogram,
+    cost: Callable[[Float64, Float64], Float64],
+    per_octave: int,
+    finer: int,
 ) -> tuple[float, float]:
     import numpy as np
 
     lows, highs = min(histogram.minimum, 0.0), max(histogram.maximum, 0.0)
     coarse = 2.0 ** (-np.arange(_OCTAVES * per_octave + 1) / per_octave)
     low, high = _best(cost, _ends(lows, coarse), _ends(highs, coarse))
-    fine = 2.0 ** (np.arange(16, -17, -1) / 16 / per_octave)
+    fine = 2.0 ** (np.arange(finer, -finer - 1, -1) / finer / per_octave)
     near_low = np.maximum(_ends(low, fine), lows)
     near_high = np.minimum(_ends(high, fine), highs)
     return _best(cost, near_low, near_high)
