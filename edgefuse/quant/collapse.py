@@ -98,29 +98,33 @@ def aligned(model: TfliteModel, ranges: Mapping[str, Range]) -> dict[str, Range]
     return found
 
 
-def collapsed(
-    data: bytes, source: TfliteModel, ranges: Mapping[str, Range], keep_float: Collection[int] = ()
-) -> bytes:
-    """The file with integer operators where there are kernels for them.
+def collapse(
+    edit: Edit,
+    found: TfliteModel,
+    source: TfliteModel,
+    ranges: Mapping[str, Range],
+    keep_float: Collection[int] = (),
+) -> None:
+    """Put integer operators where there are kernels for them.
 
     Args:
-        data: what the quantiser wrote from ``source``; tensors of ``source`` have their indices.
+        edit, found: what the quantiser wrote from ``source``, unpacked and read; tensors of
+            ``source`` have their indices.
+        ranges: by tensor name of ``source``.
         keep_float: operators of ``source`` that stay as they are.
     """
-    from edgefuse.tflite.edit import Edit
-    from edgefuse.tflite.read import parse_model
-
-    found = parse_model(data)
     kept = {source.operators[index].outputs[0] for index in keep_float}
-    work = _Collapse(Edit(data), found, ranges)
+    spans = {t.index: ranges[t.name] for t in source.tensors if t.name in ranges}
+    work = _Collapse(edit, found, spans)
     changed = [work.take(operator, operator.outputs[0] in kept) for operator in found.operators]
-    return work.finish() if any(changed) else data
+    if any(changed):
+        work.finish()
 
 
 class _Collapse:
     """Goes over the operators once, in order, and writes the new list."""
 
-    def __init__(self, edit: Edit, found: TfliteModel, ranges: Mapping[str, Range]) -> None:
+    def __init__(self, edit: Edit, found: TfliteModel, ranges: Mapping[int, Range]) -> None:
         self._edit, self._found, self._ranges = edit, found, ranges
         self._operators: list[Any] = []
         # Float tensors whose integers exist, and tensors that another one took the place of.
@@ -201,7 +205,7 @@ class _Collapse:
                 parameters = self._parameters(reader.outputs[0])
                 if parameters[0] == dtype:
                     return parameters[1:]
-        return parameters_of(self._ranges[self._found.tensors[index].name], dtype)
+        return parameters_of(self._ranges[index], dtype)
 
     def _rescaled(self, index: int, wanted: tuple[float, int] | None) -> int:
         if wanted is None or self._parameters(index)[1:] == wanted:
@@ -232,14 +236,13 @@ class _Collapse:
         held = self._edit.graph.tensors[index].quantization
         return self._dtype(index), float(held.scale[0]), int(held.zeroPoint[0])
 
-    def finish(self) -> bytes:
+    def finish(self) -> None:
         graph = self._edit.graph
         graph.outputs = [self._instead.get(index, index) for index in graph.outputs]
         graph.operators = _without_unread(self._operators, self._edit)
         read = {int(i) for operator in graph.operators for i in operator.inputs}
         for index in self._replaced - read:
             self._edit.release(index)
-        return self._edit.packed()
 
 
 def parameters_of(span: Range, dtype: str) -> tuple[float, int]:

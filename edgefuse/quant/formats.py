@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from edgefuse.errors import RecipeError, StageError
 
 if TYPE_CHECKING:
+    from edgefuse.tflite.edit import Edit
     from edgefuse.tflite.read import TfliteModel
 
 Format = Literal["int8", "int16x8", "dynamic_range", "float16"]
@@ -88,21 +89,16 @@ def numbered(model: TfliteModel) -> bytes:
     return with_tensor_names(model.data, [number(t.index) for t in model.tensors])
 
 
-def with_names(data: bytes, source: TfliteModel) -> bytes:
+def restore_names(edit: Edit, source: TfliteModel) -> None:
     """The names of ``source`` again, in a file made from its :func:`numbered` twin.
 
     Tensors that the quantiser added keep what it appended to the number.
     """
-    from edgefuse.tflite.edit import with_tensor_names
-    from edgefuse.tflite.read import parse_model
-
     names = {number(t.index): t.name for t in source.tensors}
-
-    def own(name: str) -> str:
-        match = re.match(r"t\d+", name)
-        return names[match.group()] + name[match.end() :] if match else name
-
-    return with_tensor_names(data, [own(t.name) for t in parse_model(data).tensors])
+    for tensor in edit.graph.tensors:
+        name = tensor.name.decode()
+        if match := re.match(r"t\d+", name):
+            tensor.name = (names[match.group()] + name[match.end() :]).encode()
 
 
 def rules(

@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import contextlib
 import io
+import re
 import warnings
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgefuse.errors import StageError
-from edgefuse.quant.collapse import aligned, collapsed
+from edgefuse.quant.collapse import aligned, collapse
 from edgefuse.quant.formats import (
     ACTIVATION_BITS,
     BOUNDARIES,
@@ -27,8 +28,8 @@ from edgefuse.quant.formats import (
     number,
     numbered,
     one_scale,
+    restore_names,
     rules,
-    with_names,
 )
 from edgefuse.quant.ranges import Range
 
@@ -80,7 +81,8 @@ def quantize_file(
     """
     from edgefuse.quant.bridge import bridged
     from edgefuse.quant.repair import repaired
-    from edgefuse.tflite.read import read_model
+    from edgefuse.tflite.edit import Edit
+    from edgefuse.tflite.read import parse_model, read_model
     from edgefuse.tflite.runtime import quiet_native
 
     for side, wanted in (("input", input_type), ("output", output_type)):
@@ -114,7 +116,7 @@ def quantize_file(
             worker.load_quantization_recipe(instructions)
             result = worker.quantize(statistics)
         except Exception as error:
-            text = " ".join(str(error).split())[:300]
+            text = _with_names(" ".join(str(error).split())[:300], model)
             raise StageError(
                 f"the quantiser refuses the model: {type(error).__name__}: {text}",
                 where=source.name,
@@ -123,14 +125,22 @@ def quantize_file(
     data = result.quantized_model
     if not data:
         raise StageError("the quantiser wrote nothing", where=source.name)
-    written = with_names(bytes(data), model)
+    edit = Edit(bytes(data))
     if ACTIVATION_BITS[format]:
-        written = collapsed(written, model, ranges, keep_float)
+        collapse(edit, parse_model(bytes(data)), model, ranges, keep_float)
+    restore_names(edit, model)
+    written = edit.packed()
     if int16:
         written = bridged(written, model, int16, runtime)
     destination.write_bytes(
         repaired(written, model, input_type=input_type, output_type=output_type)
     )
+
+
+def _with_names(text: str, model: TfliteModel) -> str:
+    """The library's message, with names for its numbers."""
+    names = {number(t.index): repr(t.name) for t in model.tensors}
+    return re.sub(r"\bt\d+\b", lambda match: names.get(match.group(), match.group()), text)
 
 
 def _statistics(model: TfliteModel, ranges: Mapping[str, Range]) -> dict[str, Any]:

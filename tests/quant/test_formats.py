@@ -6,7 +6,8 @@ import pytest
 from tflite.tiny import float_file, weights
 
 from edgefuse.errors import RecipeError
-from edgefuse.quant.formats import named_operators, number, numbered, with_names
+from edgefuse.quant.formats import named_operators, number, numbered, restore_names
+from edgefuse.tflite.edit import Edit
 from edgefuse.tflite.read import parse_model
 
 MODEL = parse_model(float_file(weights()))
@@ -27,4 +28,6 @@ def test_a_pattern_that_finds_nothing_is_an_error_with_a_name_that_exists() -> N
 def test_names_come_back_after_numbers() -> None:
     data = numbered(MODEL)
     assert [t.name for t in parse_model(data).tensors] == [number(t.index) for t in MODEL.tensors]
-    assert parse_model(with_names(data, MODEL)).tensors == MODEL.tensors
+    edit = Edit(data)
+    restore_names(edit, MODEL)
+    assert parse_model(edit.packed()).tensors == MODEL.tensors

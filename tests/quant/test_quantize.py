@@ -232,6 +232,15 @@ def test_a_boundary_that_the_format_does_not_have(
         _made(source, ranges, tmp_path, **options)
 
 
+def test_a_range_that_is_missing_is_named(
+    source: Path, ranges: dict[str, Range], tmp_path: Path
+) -> None:
+    fewer = {name: span for name, span in ranges.items() if name != "map2"}
+    with pytest.raises(StageError, match="the quantiser refuses the model") as caught:
+        _made(source, fewer, tmp_path)
+    assert "CONV_2D" in caught.value.message
+
+
 def test_tensors_of_one_name_are_told_apart(tmp_path: Path) -> None:
     b = Builder()
     x, y, z = b.tensor("x", (1, 4)), b.tensor("same", (1, 4)), b.tensor("same", (1, 4))
