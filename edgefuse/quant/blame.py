@@ -66,6 +66,7 @@ class Blamed:
     Attributes:
         operator: its label in the int8 file; ``INPUT`` for an input.
         float_operator: its label in the float file.
+        float_index: its index there, which ``quantize_file`` keeps float by; None for an input.
         tensor: the int8 tensor that it writes.
         alone, accumulated: ``sqnr_db`` and ``cosine`` of that tensor.
         range, weights, bias: figures of :mod:`edgefuse.quant.misfit`; None where there is none.
@@ -77,6 +78,7 @@ class Blamed:
 
     operator: str
     float_operator: str
+    float_index: int | None
     tensor: str
     shape: tuple[int, ...]
     alone: Mapping[str, float | None]
@@ -369,6 +371,7 @@ def _row(mixer: Mixer, place: Place, pair: Pair | None, seen: Seen, clipped_low:
     return Blamed(
         operator=pair.int8_op.label if pair else "INPUT",
         float_operator=pair.float_op.label if pair else "INPUT",
+        float_index=pair.float_op.index if pair else None,
         tensor=tensor.name,
         shape=tensor.shape,
         alone={"sqnr_db": seen.alone.sqnr_db, "cosine": seen.alone.cosine},

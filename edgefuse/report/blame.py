@@ -246,8 +246,8 @@ def network_chart(document: Mapping[str, Any]) -> str:
         )
         if alone is not None:
             drawn.append(
-                f'<circle class="span" cx="{x(place):.1f}" cy="{y(alone):.1f}" r="3.2">'
-                f"<title>{text(title)}</title></circle>"
+                f'<g><title>{text(title)}</title><circle class="span" cx="{x(place):.1f}" '
+                f'cy="{y(alone):.1f}" r="3.2"/></g>'
             )
         if layer.get("suspicions"):
             drawn.append(f'<text x="{x(place) - 2:.1f}" y="{top - 8}">!</text>')
