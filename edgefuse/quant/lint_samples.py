@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 Float64 = npt.NDArray[np.float64]
 
 IMAGENET_RGB = (0.485, 0.456, 0.406)
-LABELLED = 64
+LABELLED = 96
 _MOST_ARRAY_BYTES = 256 << 20
 _APART = (
     ("calibration", "evaluation", "the figures of the gate are too good"),
@@ -243,7 +243,7 @@ def _by_labels(
     samples: Mapping[str, SampleSet],
     downloads: Downloads | None,
 ) -> list[Finding]:
-    """What the labels of a labelled set tell; pictures of one input, up to 64 samples."""
+    """What the labels of a labelled set tell; pictures of one input, up to 96 samples."""
     from edgefuse.labels import fits_classes
     from edgefuse.tflite.read import read_model, signature_of
 
@@ -288,7 +288,7 @@ def _answers(
 
 
 def _one_a_picture(samples: SampleSet, downloads: Downloads | None) -> Iterator[Sample]:
-    """The first sample of each source picture, 64 of them at most, among the first 256."""
+    """The first sample of each source picture, 96 of them at most, among the first 384."""
     seen: set[str] = set()
     for sample in itertools.islice(samples.samples(downloads), 4 * LABELLED):
         if sample.group not in seen:
@@ -351,7 +351,7 @@ def exchanged_channels(
 ) -> list[Finding]:
     """Labels that the float model fits better with red and blue exchanged.
 
-    By the cross-entropy of each label, paired by sample: more than 3 standard errors less, and
+    By the cross-entropy of each label, paired by sample: more than 2.5 standard errors less, and
     better than guessing.
     """
     gain = _cross_entropy(scores, labels) - _cross_entropy(turned, labels)
@@ -359,7 +359,7 @@ def exchanged_channels(
     guessing = math.log(scores.shape[1])
     if (
         error == 0.0
-        or gain.mean() < 3.0 * error
+        or gain.mean() < 2.5 * error
         or _cross_entropy(turned, labels).mean() > guessing
     ):
         return []
