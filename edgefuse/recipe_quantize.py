@@ -118,15 +118,16 @@ class Quantize(Section):
     equalize: bool = Field(
         False, description="Cross-layer equalisation: channels of consecutive layers share scales."
     )
-    rounding: Literal["nearest", "gptq", "reconstruct"] = Field(
+    rounding: Literal["nearest", "gptq"] = Field(
         "nearest",
-        description="Of the weights. gptq: closed form, each error made good by the weights that "
-        "follow; reconstruct: learned block by block against the float model.",
+        description="Of the weights. gptq: in closed form, each error made good by the weights "
+        "that follow, on the samples' quantised inputs; biases keep each layer's mean.",
     )
     correct_bias: Literal["none", "head", "layers"] = Field(
         "none",
-        description="Take the mean error, on the calibration samples, off the bias: of the last "
-        "FULLY_CONNECTED, or of every layer in order.",
+        description="Take the mean error, on the calibration samples, off the bias. head: of the "
+        "last FULLY_CONNECTED, against the float model; layers: of every layer in order, what "
+        "rounding its weights did.",
     )
     keep_float: tuple[Expression, ...] = Field(
         (),

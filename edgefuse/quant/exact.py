@@ -134,18 +134,18 @@ class _Writing:
         return None if self.carried.activations[index] == fixed else fixed
 
     def _merged(self, index: int, tensor: Tensor) -> Quantization:
-        """The scale of a result that has to be the tensor's too; it must reach as far.
+        """The scale of a result that the tensor has in the file. Where others read the tensor too,
+        it must reach as far as the tensor's own.
 
         Raises:
             StageError: there is none.
         """
-        given = self.carried.activations[index]
+        given, source = self.carried.activations[index], self.carried.source
+        codes = {op.code for op in source.operators if index in op.inputs}
+        alone = codes <= SAME_SCALE and index not in source.outputs
         for result in self._results(index):
-            if _near(tensor, result):
-                ends = [_ends(given), _ends(result)]
-                step = max(given.scale, result.scale)
-                if ends[1][0] <= ends[0][0] + step and ends[1][1] >= ends[0][1] - step:
-                    return result
+            if _near(tensor, result) and (alone or _reaches(result, given)):
+                return result
         scale, zero = tensor.scales[0], tensor.zero_points[0]
         raise StageError(
             f"{tensor.name!r} has scale {given.scale:.9g} and zero point {given.zero_point} in "
@@ -285,9 +285,11 @@ def _near(tensor: Tensor, wanted: Quantization | None) -> bool:
     return zero == wanted.zero_point and abs(scale / wanted.scale - 1) <= _LAST_BITS
 
 
-def _ends(held: Quantization) -> tuple[float, float]:
-    """The least and the greatest real value."""
-    return held.scale * (-128 - held.zero_point), held.scale * (127 - held.zero_point)
+def _reaches(held: Quantization, other: Quantization) -> bool:
+    """Whether a scale spans the real values of another, but for a step."""
+    step = max(held.scale, other.scale)
+    low, high = ([q.scale * (end - q.zero_point) for q in (held, other)] for end in (-128, 127))
+    return low[0] <= low[1] + step and high[0] >= high[1] - step
 
 
 def _verify(model: TfliteModel, writing: _Writing) -> None:

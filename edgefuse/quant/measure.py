@@ -73,12 +73,31 @@ def measure_ranges(
     resume = Resume(scratch, resume_key(model, samples_digest, [asked, samples, batch]), warn)
     statistics = calibrate(model, feeds, convergence=convergence, resume=resume)
     ranges = choose_for(source, statistics, options)
+    evidence = _evidence(statistics, ranges, options)
+    evidence["convergence"] = convergence.settling(ranges).to_json()
+    return Measured(statistics, ranges, unsure(statistics, samples), evidence)
+
+
+def rechosen(model: Path, known: Measured, options: Quantize) -> Measured:
+    """Other ranges from the same statistics.
+
+    Raises:
+        StageError, RecipeError: as choosing does.
+    """
+    ranges = choose_for(read_model(model), known.statistics, options)
+    evidence = _evidence(known.statistics, ranges, options)
+    evidence["convergence"] = known.evidence["convergence"]
+    return Measured(known.statistics, ranges, known.warnings, evidence)
+
+
+def _evidence(
+    statistics: Sequence[TensorStatistics], ranges: Mapping[str, Range], options: Quantize
+) -> dict[str, Any]:
     evidence: dict[str, Any] = {
         "method": "minmax" if options.format == "int16x8" else options.ranges,
         "tensors": len(ranges),
         "max_clipped_fraction": round(max(r.clipped_fraction for r in ranges.values()), 6),
-        "convergence": convergence.settling(ranges).to_json(),
     }
     if head := class_evidence(statistics, ranges):
         evidence["head"] = head
-    return Measured(statistics, ranges, unsure(statistics, samples), evidence)
+    return evidence

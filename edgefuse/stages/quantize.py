@@ -1,4 +1,4 @@
-"""Float TFLite to full-integer TFLite: one streaming calibration, our own ranges.
+"""Float TFLite to quantised TFLite: our own ranges, rounding and biases, or a search for them.
 
 A model that brings its own scales (QDQ) keeps them, bit for bit.
 """
@@ -7,97 +7,62 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edgefuse.artifact import Artifact, Product
 from edgefuse.recipe import Recipe
 from edgefuse.stage import Context, stage
+
+if TYPE_CHECKING:
+    from edgefuse.quant.make import Made, Material
+    from edgefuse.quant.qdq import Carried
 
 _LINTED = ("calibration", "evaluation", "validation", "training")
 
 
 @stage(
     name="quantize",
-    summary="full-integer TFLite with ranges from the calibration samples",
+    summary="quantised TFLite with ranges from the calibration samples",
     file_name="{name}_full_integer_quant.tflite",
     inputs=("export", "convert"),
-    sections=("model.inputs", "model.tflite", "preprocess", "quantize"),
+    sections=("model.inputs", "model.tflite", "preprocess", "quantize", "check.permit_float"),
     samples=_LINTED,
-    tools=("ai-edge-quantizer", "ai-edge-litert", "numpy"),
+    target_fields=("runtime", "kernels", "threads"),
+    tools=("ai-edge-quantizer", "ai-edge-litert", "numpy", "torch"),
 )
 def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Product:
-    from edgefuse.data import batches, take
     from edgefuse.quant.exact import described, write_exact
-    from edgefuse.quant.head_bias import correct_head
     from edgefuse.quant.lint import lint
-    from edgefuse.quant.measure import measure_ranges
-    from edgefuse.quant.qdq import carried, refuse_options
-    from edgefuse.quant.quantize import quantize_file
-    from edgefuse.tflite.feeds import source_layouts, streamed, with_output_layouts
+    from edgefuse.quant.make import Maker
+    from edgefuse.quant.qdq import refuse_options
+    from edgefuse.tflite.feeds import with_output_layouts
     from edgefuse.tflite.read import read_model, signature_of
 
-    samples = context.samples("calibration")
-    float_model = inputs["convert"]
-
-    def feeds() -> Iterator[dict[str, Any]]:
-        done = 0
-        for feed, held in batches(samples.samples(context.downloads), recipe.model.batch):
-            yield feed
-            done += len(held)
-            context.progress(done, samples.count, "calibrating")
-
-    def fitted() -> Iterator[dict[str, Any]]:
-        return streamed(float_model.signature, source_layouts(recipe), feeds())
-
-    options = recipe.quantize
-    given = None
-    if "export" in inputs:
-        (first,) = take(samples, context.downloads, 1, recipe.model.batch)
-        layouts_in = source_layouts(recipe)
-        given = carried(inputs["export"].path, float_model.path, layouts_in, first)
+    float_model, options = inputs["convert"], recipe.quantize
+    given = _carried(inputs, recipe, context)
     if given is not None:
         refuse_options(options)
-    measured = measure_ranges(
-        float_model.path,
-        fitted(),
-        options,
-        samples=samples.count,
-        samples_digest=samples.digest,
-        batch=recipe.model.batch,
-        scratch=context.scratch,
-        warn=context.warn,
-    )
-    for text in measured.warnings:
+    material = _material(float_model, recipe, context, given)
+    path = context.work / context.file_name
+    maker = Maker(material)
+    evidence: dict[str, Any] = {"calibration_samples": material.samples}
+    if options.goal is None and options.qat is None:
+        made = maker.make(options, path)
+    else:
+        from edgefuse.quant.pursue import pursue
+
+        made, evidence["search"] = pursue(maker, recipe, context)
+        made.path.rename(path)
+    for text in made.measured.warnings:
         context.warn(text)
-    statistics, ranges = measured.statistics, measured.ranges
     sets = {role: context.samples(role) for role in _LINTED if role in context.roles}
+    statistics, ranges = made.measured.statistics, made.measured.ranges
     findings = lint(float_model.path, recipe, sets, context.downloads, statistics, ranges)
     for finding in findings:
         if finding.severity == "warning":
             context.warn(finding.text)
-    if given is not None:
-        ranges = {**ranges, **given.ranges}
-    path = context.work / context.file_name
-    quantize_file(
-        float_model.path,
-        path,
-        ranges,
-        format=options.format,
-        per_tensor_weights=options.weights == "per_tensor",
-        input_type=options.input_type,
-        output_type=options.output_type,
-    )
-    correction = (
-        correct_head(float_model.path, path, fitted()) if options.correct_bias == "head" else {}
-    )
-    evidence = {
-        "calibration_samples": samples.count,
-        **measured.evidence,
-        "lint": [asdict(finding) for finding in findings],
-        "head_bias": {name: round(value, 6) for name, value in correction.items()},
-        "summary": f"{len(ranges)} ranges from {samples.count} samples, "
-        f"{path.stat().st_size / 1e6:.2f} MB",
-    }
+    evidence |= {**made.evidence, "lint": [asdict(finding) for finding in findings]}
+    evidence["summary"] = _summary(made, material, path.stat().st_size, evidence)
     if given is not None:
         evidence["given"] = write_exact(path, given)
         said, warnings = described(evidence["given"])
@@ -107,3 +72,55 @@ def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Pro
     layouts = {spec.name: spec.layout for spec in float_model.signature.outputs}
     signature = with_output_layouts(signature_of(read_model(path)), layouts)
     return Product("tflite", path, signature, evidence)
+
+
+def _material(
+    float_model: Artifact, recipe: Recipe, context: Context, given: Carried | None
+) -> Material:
+    from edgefuse.data import batches
+    from edgefuse.quant.make import Material
+    from edgefuse.tflite.feeds import source_layouts, streamed
+
+    samples = context.samples("calibration")
+
+    def feeds() -> Iterator[dict[str, Any]]:
+        done = 0
+        for feed, held in batches(samples.samples(context.downloads), recipe.model.batch):
+            yield feed
+            done += len(held)
+            context.progress(done, samples.count, "calibration samples")
+
+    return Material(
+        float_file=float_model.path,
+        feeds=lambda: streamed(float_model.signature, source_layouts(recipe), feeds()),
+        samples=samples.count,
+        digest=samples.digest,
+        batch=recipe.model.batch,
+        given=given.ranges if given is not None else {},
+        runtime=context.target.runtime,
+        work=context.work,
+        scratch=context.scratch,
+        warn=context.warn,
+        progress=context.progress,
+    )
+
+
+def _carried(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Carried | None:
+    """The scales that a QDQ model brings itself."""
+    from edgefuse.data import take
+    from edgefuse.quant.qdq import carried
+    from edgefuse.tflite.feeds import source_layouts
+
+    if "export" not in inputs:
+        return None
+    samples = context.samples("calibration")
+    (first,) = take(samples, context.downloads, 1, recipe.model.batch)
+    layouts = source_layouts(recipe)
+    return carried(inputs["export"].path, inputs["convert"].path, layouts, first)
+
+
+def _summary(made: Made, material: Material, size: int, evidence: Mapping[str, Any]) -> str:
+    said = f"{len(made.measured.ranges)} ranges from {material.samples} samples"
+    if "search" in evidence:
+        said = f"{evidence['search']['chosen']}, of {len(evidence['search']['trials'])} tried"
+    return f"{said}, {size / 1e6:.2f} MB"

@@ -1,0 +1,183 @@
+"""One quantised file, as the recipe's section asks for it: the steps in their order.
+
+    equalize (float file) -> ranges from samples -> the file -> rounding and biases -> head
+
+Each step is a choice of :class:`~edgefuse.recipe_quantize.Quantize`. A :class:`Maker` keeps what
+several files share, so that a search calibrates once.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edgefuse.errors import RecipeError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from edgefuse.quant.measure import Measured
+    from edgefuse.quant.ranges import Range
+    from edgefuse.recipe_quantize import Quantize
+    from edgefuse.stage import Progress
+    from edgefuse.tflite.read import TfliteModel
+    from edgefuse.tflite.runtime import Runtime
+
+    Feed = Mapping[str, np.ndarray[Any, Any]]
+
+
+@dataclass(frozen=True)
+class Material:
+    """What every file is made from.
+
+    Attributes:
+        float_file: the float .tflite.
+        feeds: starts the calibration samples anew: float32 by signature name, in the file's layout.
+        samples, digest, batch: their number, the set's digest, and how many a feed holds.
+        given: ranges that the model brings itself (QDQ), by tensor name.
+        runtime: the target's.
+        work: a folder for what is in between.
+        scratch: a folder that outlives an interrupted run.
+    """
+
+    float_file: Path
+    feeds: Callable[[], Iterator[Feed]]
+    samples: int
+    digest: str
+    batch: int
+    given: Mapping[str, Range]
+    runtime: Runtime
+    work: Path
+    scratch: Path
+    warn: Callable[[str], None]
+    progress: Progress
+
+
+@dataclass(frozen=True)
+class Made:
+    """A quantised file.
+
+    Attributes:
+        float_file: what its layers were quantised from: the equalised file, or the given one.
+        measured: the statistics and ranges.
+        evidence: JSON: what each step did.
+    """
+
+    path: Path
+    float_file: Path
+    measured: Measured
+    evidence: Mapping[str, Any]
+
+
+@dataclass
+class Maker:
+    """Makes quantised files of one model."""
+
+    material: Material
+    _prepared: dict[bool, tuple[Path, dict[str, Any]]] = field(default_factory=dict)
+    _measured: dict[bool, Measured] = field(default_factory=dict)
+
+    def make(self, options: Quantize, destination: Path) -> Made:
+        """Write the file that ``options`` describe; a goal or fine-tuning in them is not for here.
+
+        Raises:
+            RecipeError: an expression of keep_float or int16 that matches no operator.
+            StageError, DataError: as the steps do.
+        """
+        from edgefuse.quant.head_bias import correct_head
+        from edgefuse.quant.quantize import quantize_file
+        from edgefuse.quant.rounding import improve
+        from edgefuse.tflite.read import read_model
+
+        material = self.material
+        source, equalized = self._source(options.equalize)
+        measured = self._ranges(source, options)
+        model = read_model(source)
+        quantize_file(
+            source,
+            destination,
+            {**measured.ranges, **material.given},
+            format=options.format,
+            per_tensor_weights=options.weights == "per_tensor",
+            keep_float=matching(model, options.keep_float, "keep_float"),
+            int16=matching(model, options.int16, "int16"),
+            input_type=options.input_type,
+            output_type=options.output_type,
+            runtime=material.runtime,
+        )
+        evidence: dict[str, Any] = {**measured.evidence}
+        if options.equalize:
+            evidence["equalize"] = equalized
+        if options.rounding == "gptq" or options.correct_bias == "layers":
+            found = improve(
+                source,
+                destination,
+                material.feeds(),
+                rounding=options.rounding == "gptq",
+                progress=lambda done, total: material.progress(done, total, "rounding layers"),
+            )
+            evidence["rounding"] = {
+                "layers": found.layers,
+                "samples": found.samples,
+                "changed_fraction": round(found.changed_fraction, 4),
+            }
+        if options.correct_bias == "head":
+            shift = correct_head(source, destination, material.feeds())
+            evidence["head_bias"] = {name: round(value, 6) for name, value in shift.items()}
+        return Made(destination, source, measured, evidence)
+
+    def _source(self, equalize: bool) -> tuple[Path, dict[str, Any]]:
+        if not equalize:
+            return self.material.float_file, {}
+        if True not in self._prepared:
+            from edgefuse.quant.equalize import equalize as equalized
+
+            path = self.material.work / "equalized.tflite"
+            found = equalized(self.material.float_file, path, self.material.feeds())
+            self._prepared[True] = (path, found)
+        return self._prepared[True]
+
+    def _ranges(self, source: Path, options: Quantize) -> Measured:
+        from edgefuse.quant.measure import measure_ranges, rechosen
+
+        if (known := self._measured.get(options.equalize)) is not None:
+            return rechosen(source, known, options)
+        material = self.material
+        found = measure_ranges(
+            source,
+            material.feeds(),
+            options,
+            samples=material.samples,
+            samples_digest=material.digest,
+            batch=material.batch,
+            scratch=material.scratch,
+            warn=material.warn,
+        )
+        self._measured[options.equalize] = found
+        return found
+
+
+def matching(model: TfliteModel, expressions: Sequence[str], key: str) -> tuple[int, ...]:
+    """Operators whose first output's name an expression finds.
+
+    Raises:
+        RecipeError: an expression that finds none.
+    """
+    found: set[int] = set()
+    for place, expression in enumerate(expressions):
+        hits = {
+            operator.index
+            for operator in model.operators
+            if re.search(expression, model.tensors[operator.outputs[0]].name)
+        }
+        if not hits:
+            raise RecipeError(
+                f"{expression!r} is in no operator's output",
+                where=f"quantize.{key}.{place}",
+                hint="`edgefuse blame` lists the tensors of the layers",
+            )
+        found |= hits
+    return tuple(sorted(found))
