@@ -117,6 +117,15 @@ def run_onnx(path: Path, feeds: list[dict[str, Array]]) -> list[dict[str, Array]
     return [dict(zip(names, session.run(names, feed))) for feed in feeds]
 
 
+def run_onnx_as_given(path: Path, feeds: list[dict[str, Array]]) -> list[dict[str, Array]]:
+    """Without graph optimisation: a QDQ model then computes in float, its rounding apart."""
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    names = [output.name for output in session.get_outputs()]
+    return [dict(zip(names, session.run(names, feed))) for feed in feeds]
+
+
 class Tflite:
     """A .tflite through LiteRT's signature runner: values in and out are real numbers by name."""
 
