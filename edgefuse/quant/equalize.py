@@ -127,7 +127,7 @@ def groups(network: Network) -> list[Group]:
             blocked |= {*read, *operator.outputs}
     made = {i: step for step in network.steps for i in step.operator.outputs}
     found = []
-    for tensors in joined.sets(i for i in made if model.tensors[i].is_float):
+    for tensors in joined.sets(i for i in (*model.inputs, *made) if model.tensors[i].is_float):
         if blocked & set(tensors):
             continue
         makers = [s for i in tensors if (s := made[i]).operator.code in _OUTPUT_AXES]
