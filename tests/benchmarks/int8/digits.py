@@ -104,6 +104,7 @@ def trained(training: Training) -> Path:
 def _train(
     training: Training, data: Mapping[str, tuple[Array, Array]]
 ) -> tuple[torch.nn.Module, float]:
+    torch.set_num_threads(2)
     torch.manual_seed(training.seed)
     module_name, _, name = training.callable.partition(":")
     model = getattr(importlib.import_module(module_name), name)(**training.arguments).train()

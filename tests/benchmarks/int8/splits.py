@@ -35,6 +35,7 @@ class Subject:
     Attributes:
         others: by producer, its file for each seed.
         labelled: whether the folder's labels are the model's classes.
+        settings: of every run of the recipe, as ``--set``.
     """
 
     name: str
@@ -78,7 +79,7 @@ def decode(subject: Subject) -> Pictures:
 
 def seeded(subject: Subject, seed: int) -> tuple[str, ...]:
     """Settings that give every part of the recipe's data the same shuffle."""
-    data = make_job(subject.recipe).recipe.data
+    data = make_job(subject.recipe, subject.settings).recipe.data
     roles = [r for r in SAMPLE_ROLES if (part := getattr(data, r)) is not None and part.split]
     return (*subject.settings, *(f"data.{role}.split.seed={seed}" for role in roles))
 
