@@ -173,7 +173,7 @@ def test_a_file_of_another_model_is_refused(
     (tmp_path / "out/blame.json").write_text("{}")
     ended = edgefuse("blame", recipe, "--int8", other, "--out", tmp_path / "out")
     assert ended.code == 3 and len(ended.messages) == 1
-    assert "has a twin in the float file" in ended.err and str(other) in ended.err
+    assert "have no twin in the float file" in ended.err and str(other) in ended.err
     assert not (tmp_path / "out/blame.json").exists()
 
 

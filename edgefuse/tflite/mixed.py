@@ -42,6 +42,7 @@ MOVES = frozenset(
         *("PAD", "MIRROR_PAD", "MAX_POOL_2D", "RESIZE_NEAREST_NEIGHBOR"),
     ]
 )
+_AS_GOOD_AS_MINUS_INF = -1e30
 # Places of the data and of the bias among the inputs.
 _BIASED = {
     "CONV_2D": (0, 2),
@@ -130,13 +131,15 @@ class Mixer:
             self._check(pair)
             if not any(is_quantised(int8_model.tensors[i]) for i in op.outputs):
                 self.left_float.append(op)
-            elif op.code in MOVES:
+            elif self._moves(op):
                 self.moves.append(pair)
             else:
                 self.layers.append(pair)
-        if not self.layers:
+        pairs = len(self.layers) + len(self.moves) + len(self.left_float)
+        if not self.layers or len(self.strangers) > pairs:
             raise StageError(
-                "no quantised operator of the int8 file has a twin in the float file",
+                f"{len(self.strangers)} operators of the int8 file have no twin in the float file, "
+                f"and {len(self.layers)} of the other {pairs} are quantised layers",
                 hint="both must come from the same model: operators are matched in order, else by "
                 "the names of their results",
                 where=int8_model.where,
@@ -145,12 +148,25 @@ class Mixer:
         self._float = self._unpacked(float_model)
         self._int8 = self._unpacked(int8_model)
 
+    def _moves(self, op: Operator) -> bool:
+        """Whether the int8 operator only moves values: one of MOVES, or a padding that no maximum
+        behind it prefers, whose constant is no value of the tensor."""
+        if op.code != "PADV2":
+            return op.code in MOVES
+        twin = self.float_model.operators[self._twin[op.index]]
+        constant = self.float_model.tensors[twin.inputs[2]]
+        if not constant.is_constant:
+            return False
+        return float(self.float_model.constant(constant).max()) <= _AS_GOOD_AS_MINUS_INF
+
     def _check(self, pair: Pair) -> None:
         old = self.float_model.tensors[pair.float_op.outputs[0]]
         new = self.int8_model.tensors[pair.int8_op.outputs[0]]
-        if old.shape != new.shape or len(pair.float_op.inputs) != len(pair.int8_op.inputs):
+        operands = len(pair.float_op.inputs), len(pair.int8_op.inputs)
+        if not _alike(old.shape, new.shape) or operands[0] != operands[1]:
             raise StageError(
-                f"{pair.int8_op.label} gives {new.shape}, its twin in the float file {old.shape}",
+                f"{pair.int8_op.label} makes {new.shape} of {operands[1]} operands, its twin in "
+                f"the float file {old.shape} of {operands[0]}",
                 hint="the two files do not come from the same model",
                 where=self.int8_model.where,
             )
@@ -245,7 +261,7 @@ class Mixer:
             after = []
             for place, tensor in enumerate(results):
                 copied.outputs[place] = draft.activation(tensor.index)
-                if exact or op.code in MOVES:
+                if exact or self._moves(op):
                     free[tensor.index] = copied.outputs[place]
                 else:
                     after.append(draft.conversion(copied.outputs[place], tensor.index))
@@ -322,3 +338,8 @@ class Mixer:
             found[pair.int8_op.index] = copied.outputs[0]
             draft.operators.extend([*before, copied])
         return draft.finish(), found
+
+
+def _alike(left: tuple[int, ...], right: tuple[int, ...]) -> bool:
+    """Whether two shapes are the same but for axes of one: a MEAN may keep its axes or not."""
+    return [n for n in left if n != 1] == [n for n in right if n != 1]
