@@ -40,6 +40,7 @@ SAMPLES = 256
 _SIX = 6.0
 _MARGIN = 1.5
 _MOST = 32.0
+_EXPONENT = 0.5
 _OUTPUT_AXES = {"CONV_2D": 0, "DEPTHWISE_CONV_2D": 3, "FULLY_CONNECTED": 0}
 _INPUT_AXES = {"CONV_2D": 3, "DEPTHWISE_CONV_2D": 3, "FULLY_CONNECTED": 1}
 _KEEPING = frozenset(
@@ -179,7 +180,7 @@ def _factors(group: Group, peaks: Mapping[int, Array]) -> Array:
         shares.append(peak / whole)
     share = np.maximum(np.max(shares, axis=0), 1e-9)
     free = all(step.operator.code == "DEPTHWISE_CONV_2D" for step in group.readers)
-    factors = np.clip(1 / share, 1.0, _MOST) ** (1.0 if free else 0.5)
+    factors = np.clip(1 / share, 1.0, _MOST) ** (1.0 if free else _EXPONENT)
     if not group.capped and not free:
         factors /= np.exp(np.log(factors).mean())
     mantissa, exponent = np.frexp(factors)
