@@ -11,8 +11,10 @@ Left alone: control flow, variables and custom operators: they are refused by na
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,6 +57,56 @@ class Network:
     model: TfliteModel
     steps: tuple[Step, ...]
     constants: Mapping[int, Tensor]
+
+    @cached_property
+    def batches(self) -> bool:
+        """Whether samples may go together along the first axis: tried on two, step by step.
+
+        A file of static shapes may fold its batch of one into another axis, as attention does with
+        its heads; together, samples would be mixed.
+        """
+        import torch
+
+        source = torch.Generator().manual_seed(0)
+        singles: list[Values] = [{}, {}]
+        for index in self.model.inputs:
+            tensor = self.model.tensors[index]
+            for single in singles:
+                if tensor.is_float:
+                    single[index] = torch.randn(tensor.shape, generator=source)
+                else:
+                    single[index] = torch.zeros(tensor.shape, dtype=getattr(torch, tensor.dtype))
+        if any(not value.ndim for value in singles[0].values()):
+            return False
+        both = {i: torch.cat([single[i] for single in singles]) for i in self.model.inputs}
+        with torch.inference_mode():
+            return all(self._alike(step, both, singles) for step in self.steps)
+
+    def _alike(self, step: Step, both: Values, singles: list[Values]) -> bool:
+        """Run one step on samples together and apart; whether the results are the same."""
+        import torch
+
+        try:
+            together = self.apply(step, both)
+        except (RuntimeError, IndexError):
+            return False
+        apart = [self.apply(step, single) for single in singles]
+        for place, index in enumerate(step.operator.outputs):
+            held, (one, other) = together[place], [results[place] for results in apart]
+            constant = held.shape == one.shape and torch.equal(one, other)
+            wanted = one if constant or not one.ndim else torch.cat([one, other])
+            if held.shape != wanted.shape:
+                return False
+            peak = float(wanted.abs().max()) if wanted.numel() else 0.0
+            if not torch.allclose(
+                held.double(), wanted.double(), 1e-3, 1e-4 * peak, equal_nan=True
+            ):
+                return False
+            both[index], singles[0][index], singles[1][index] = held, one, other
+        for index in step.dying:
+            for values in (both, *singles):
+                values.pop(index, None)
+        return True
 
     def feeds(self, feed: Mapping[str, Any]) -> Values:
         """A sample by signature name as values by tensor index."""
@@ -124,17 +176,9 @@ def load_network(model: TfliteModel) -> Network:
     import torch
     from ai_edge_litert import schema_py_generated as schema
 
-    from edgefuse.quant.operators import OPERATORS
+    from edgefuse.quant.operators import OPERATORS, unknown_option
 
-    unknown = sorted(
-        {op.custom_code or op.code for op in model.operators if op.code not in OPERATORS}
-    )
-    if unknown:
-        raise StageError(
-            f"rounding, bias correction of layers and fine-tuning do not know {', '.join(unknown)}",
-            hint="set quantize.rounding: nearest and quantize.correct_bias: none or head",
-            where=Path(model.where).name,
-        )
+    _require_known({op.custom_code or op.code for op in model.operators} - OPERATORS.keys(), model)
     table = schema.ModelT.InitFromObj(schema.Model.GetRootAs(model.data)).subgraphs[0]
     last: dict[int, int] = {}
     for operator in model.operators:
@@ -147,6 +191,11 @@ def load_network(model: TfliteModel) -> Network:
             i for i in touched if last[i] == operator.index and not model.tensors[i].is_constant
         )
         options = table.operators[operator.index].builtinOptions
+        if operator.code == "RESHAPE":
+            options = schema.ReshapeOptionsT()
+            options.newShape = _reshaped(model, operator, table.operators[operator.index])
+        elif what := unknown_option(operator.code, options):
+            _require_known({f"{operator.code} with {what}"}, model)
         steps.append(Step(operator, options, tuple(dying)))
     constants = {}
     for tensor in model.tensors:
@@ -154,3 +203,35 @@ def load_network(model: TfliteModel) -> Network:
             value = torch.from_numpy(model.constant(tensor).copy())
             constants[tensor.index] = value.float() if value.is_floating_point() else value
     return Network(model, tuple(steps), constants)
+
+
+def _require_known(unknown: set[str], model: TfliteModel) -> None:
+    if unknown:
+        raise StageError(
+            "equalisation, rounding, bias correction of layers and fine-tuning do not know "
+            f"{', '.join(sorted(unknown))}",
+            hint="set quantize.equalize: false, quantize.rounding: nearest and "
+            "quantize.correct_bias: none or head",
+            where=Path(model.where).name,
+        )
+
+
+def _reshaped(model: TfliteModel, operator: Operator, table: Any) -> Sequence[int]:
+    """The shape that a RESHAPE gives, without -1, for the file's own batch.
+
+    Raises:
+        StageError: it is computed while the model runs.
+    """
+    given = table.builtinOptions.newShape if table.builtinOptions is not None else None
+    if len(operator.inputs) > 1:
+        held = model.tensors[operator.inputs[1]]
+        if not held.is_constant:
+            _require_known({"RESHAPE to a shape that is computed"}, model)
+        given = model.constant(held).reshape(-1)
+    elif given is None:
+        given = model.tensors[operator.outputs[0]].shape
+    wanted = [int(n) for n in given]
+    if -1 in wanted:
+        count = math.prod(model.tensors[operator.inputs[0]].shape)
+        wanted[wanted.index(-1)] = count // -math.prod(wanted)
+    return wanted

@@ -53,6 +53,15 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+def unknown_option(code: str, options: Any) -> str:
+    """What of an operator's options is not computed here; empty when all is."""
+    if code == "STRIDED_SLICE" and (options.ellipsisMask or options.newAxisMask):
+        return "an ellipsis or a new axis"
+    if code == "GATHER" and options.batchDims:
+        return "batch_dims"
+    return ""
+
+
 def _first(x: Tensor) -> Tensor:
     return x.permute(0, 3, 1, 2)
 
@@ -201,7 +210,7 @@ OPERATORS |= {
     "CONCATENATION": lambda o, xs: torch.cat(list(xs), o.axis),
     "PACK": lambda o, xs: torch.stack(list(xs), o.axis),
     "UNPACK": lambda o, xs: torch.unbind(xs[0], o.axis),
-    "RESHAPE": lambda o, xs: _reshaped(xs[0], xs[1] if len(xs) > 1 else o.newShape),
+    "RESHAPE": lambda o, xs: _reshaped(xs[0], o.newShape),
     "TRANSPOSE": lambda _, xs: xs[0].permute([int(n) for n in xs[1]]),
     "SQUEEZE": lambda o, xs: _squeezed(xs[0], o.squeezeDims),
     "EXPAND_DIMS": lambda _, xs: xs[0].unsqueeze(int(xs[1].reshape(-1)[0])),
@@ -224,14 +233,14 @@ def _reshaped(x: Tensor, shape: Any) -> Tensor:
     """To the file's static shape; the first axis takes what a larger batch brings."""
     wanted = [int(n) for n in shape]
     rest = math.prod(wanted[1:])
-    if -1 not in wanted and rest and x.numel() != wanted[0] * rest:
+    if wanted and rest and x.numel() != wanted[0] * rest:
         wanted[0] = x.numel() // rest
     return x.reshape(wanted)
 
 
 def _squeezed(x: Tensor, axes: Any) -> Tensor:
     if axes is None or not len(axes):
-        axes = [axis for axis in range(1, x.ndim) if x.shape[axis] == 1]
+        axes = [axis for axis in range(x.ndim) if x.shape[axis] == 1]
     return x.squeeze(tuple(int(n) for n in axes))
 
 
@@ -260,26 +269,22 @@ def _slice(_: Any, operands: Sequence[Any]) -> Tensor:
 @_operator("STRIDED_SLICE")
 def _strided_slice(options: Any, operands: Sequence[Any]) -> Tensor:
     x, begins, ends, strides = operands
-    if options.ellipsisMask or options.newAxisMask or min(strides.tolist()) < 1:
-        raise NotImplementedError("STRIDED_SLICE with an ellipsis, a new axis or a negative stride")
     drop = []
     for axis, (begin, end, stride) in enumerate(
         zip(begins.tolist(), ends.tolist(), strides.tolist())
     ):
-        extent = x.shape[axis]
-        first = 0 if options.beginMask >> axis & 1 else _inside(begin, extent)
-        last = extent if options.endMask >> axis & 1 else _inside(end, extent)
+        places = range(int(x.shape[axis]))
         if options.shrinkAxisMask >> axis & 1:
-            last = first + 1
+            taken = places[begin : begin + 1 or None]
             drop.append(axis)
-        places = torch.arange(first, last, stride)
-        x = x.narrow(axis, first, last - first) if stride == 1 else x.index_select(axis, places)
+        else:
+            first = None if options.beginMask >> axis & 1 else begin
+            taken = places[first : None if options.endMask >> axis & 1 else end : stride]
+        if taken.step == 1:
+            x = x.narrow(axis, taken.start, len(taken))
+        else:
+            x = x.index_select(axis, torch.tensor(taken, dtype=torch.long))
     return x.squeeze(tuple(drop)) if drop else x
-
-
-def _inside(place: int, extent: int) -> int:
-    """A place on an axis, counted from its end when negative."""
-    return min(max(place + extent if place < 0 else place, 0), extent)
 
 
 @_operator("RESIZE_BILINEAR")
