@@ -176,6 +176,11 @@ class Quantize(Section):
         return self
 
     @property
+    def may_equalize(self) -> bool:
+        """Whether the equalised float file is needed: asked for, or tried by the search."""
+        return self.equalize or self.goal is not None
+
+    @property
     def input_type(self) -> BoundaryType:
         return self.input or _BOUNDARY[self.format][0]
 

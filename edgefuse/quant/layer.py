@@ -21,8 +21,11 @@ if TYPE_CHECKING:
     from edgefuse.quant.network import Step
     from edgefuse.quant.simulation import Simulation
 
+#: How far a weight may be rounded from its nearest integer.
+MOST_STEPS = 4
 _CODES = ("CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED")
-_INT32 = 2**31 - 1
+# Of a bias; int16 activations go with int64, of which the kernels use 48 bits.
+_LARGEST = {"int32": 2**31 - 1, "int64": 2**47 - 1}
 
 
 @dataclass(frozen=True)
@@ -81,39 +84,56 @@ class Layer:
         return torch.clamp(torch.round(self._weights() / self._scales()[:, None]), -127, 127)
 
     def rounded(self, moments: Moments, damping: float) -> Tensor:
-        """[outputs, K] integers by GPTQ; where that is no better on the moments, the nearest."""
+        """[outputs, K] integers by GPTQ; where that is no better on the moments, the nearest.
+
+        None is farther than MOST_STEPS from the nearest: what few samples do not see would let a
+        weight go anywhere.
+        """
         import torch
 
         weights, scales = self._weights(), self._scales()
         rule = round_channels if self._depthwise else round_rows
-        found = rule(weights, moments.covariance, scales, damping).float()
+        found = rule(weights, self._hessian(moments), scales, damping).float()
         plain = self.nearest()
+        found = torch.clamp(found, plain - MOST_STEPS, plain + MOST_STEPS).clamp(-127, 127)
         worse = self._error(found, moments) > self._error(plain, moments)
         return torch.where(worse[:, None], plain, found)
 
     def _error(self, integers: Tensor, moments: Moments) -> Tensor:
-        """[outputs]: E[((W - s q) x)^2] about its mean."""
+        """[outputs]: E[((W - s q) x)^2], about its mean where there is a bias."""
         import torch
 
         off = (self._weights() - integers * self._scales()[:, None]).double()
         form = "ok,okl,ol->o" if self._depthwise else "ok,kl,ol->o"
-        return torch.einsum(form, off, moments.covariance.double(), off)
+        return torch.einsum(form, off, self._hessian(moments), off)
+
+    def _hessian(self, moments: Moments) -> Tensor:
+        """What an error of the weights costs: its mean nothing where a bias takes it back."""
+        if self.bias >= 0:
+            return moments.covariance
+        mean = moments.mean
+        return moments.covariance + mean[..., :, None] * mean[..., None, :]
 
     def moments(self, inputs: Iterable[Tensor], rows: int) -> Moments:
         """Of the layer's inputs, batch by batch; ``rows`` of each sample at most, evenly spread."""
+        shift: Tensor | None = None
         total: Tensor | None = None
         square: Tensor | None = None
         count = 0
         for values in inputs:
             part = self._read(values, rows)
+            # About a mean already, or float32 would lose the spread of inputs that vary little.
+            shift = part.mean(-2, keepdim=True) if shift is None else shift
+            part = part - shift
             count += part.shape[-2]
             summed = part.sum(-2).double()
             product = (part.transpose(-1, -2) @ part).double()
             total = summed if total is None else total + summed
             square = product if square is None else square + product
-        assert total is not None and square is not None
+        assert shift is not None and total is not None and square is not None
         mean = total / count
-        return Moments(mean, square / count - mean[..., :, None] * mean[..., None, :])
+        covariance = square / count - mean[..., :, None] * mean[..., None, :]
+        return Moments(mean + shift.squeeze(-2).double(), covariance)
 
     def _read(self, values: Tensor, most: int) -> Tensor:
         """Rows [N, K], or [outputs, N, K] of a depthwise layer, at most ``most`` a sample."""
@@ -165,7 +185,8 @@ class Layer:
             bias = simulation.twins[self.bias]
             steps = torch.tensor(bias.scales, dtype=torch.float64)
             exact = simulation.network.constants[self.bias].double() + moved
-            held = torch.clamp(torch.round(exact / steps), -_INT32, _INT32)
+            largest = _LARGEST[bias.dtype]
+            held = torch.clamp(torch.round(exact / steps), -largest, largest)
             simulation.constants[self.bias] = (held * steps).float()
             kind = {"int32": torch.int32, "int64": torch.int64}[bias.dtype]
             written[bias.index] = held.to(kind).numpy()

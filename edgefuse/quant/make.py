@@ -1,6 +1,6 @@
 """One quantised file, as the recipe's section asks for it: the steps in their order.
 
-    equalize (float file) -> ranges from samples -> the file -> rounding and biases -> head
+    ranges from samples -> the file -> rounding and biases of layers -> bias of the head
 
 Each step is a choice of :class:`~edgefuse.recipe_quantize.Quantize`. A :class:`Maker` keeps what
 several files share, so that a search calibrates once.
@@ -35,6 +35,7 @@ class Material:
 
     Attributes:
         float_file: the float .tflite.
+        equalized_file: the same with its channels equalised; None where nobody asks for it.
         feeds: starts the calibration samples anew: float32 by signature name, in the file's layout.
         samples, digest, batch: their number, the set's digest, and how many a feed holds.
         given: ranges that the model brings itself (QDQ), by tensor name.
@@ -44,6 +45,7 @@ class Material:
     """
 
     float_file: Path
+    equalized_file: Path | None
     feeds: Callable[[], Iterator[Feed]]
     samples: int
     digest: str
@@ -77,7 +79,6 @@ class Maker:
     """Makes quantised files of one model."""
 
     material: Material
-    _prepared: dict[bool, tuple[Path, dict[str, Any]]] = field(default_factory=dict)
     _measured: dict[bool, Measured] = field(default_factory=dict)
 
     def make(self, options: Quantize, destination: Path) -> Made:
@@ -88,12 +89,14 @@ class Maker:
             StageError, DataError: as the steps do.
         """
         from edgefuse.quant.head_bias import correct_head
+        from edgefuse.quant.layer import MOST_STEPS
         from edgefuse.quant.quantize import quantize_file
         from edgefuse.quant.rounding import improve
         from edgefuse.tflite.read import read_model
 
         material = self.material
-        source, equalized = self._source(options.equalize)
+        source = material.equalized_file if options.equalize else material.float_file
+        assert source is not None
         measured = self._ranges(source, options)
         model = read_model(source)
         quantize_file(
@@ -108,15 +111,18 @@ class Maker:
             output_type=options.output_type,
             runtime=material.runtime,
         )
-        evidence: dict[str, Any] = {**measured.evidence}
-        if options.equalize:
-            evidence["equalize"] = equalized
-        if options.rounding == "gptq" or options.correct_bias == "layers":
+        gptq = options.rounding == "gptq"
+        evidence: dict[str, Any] = {
+            "equalized": options.equalize,
+            "max_weight_steps": 0.5 + (MOST_STEPS if gptq else 0),
+            **measured.evidence,
+        }
+        if gptq or options.correct_bias == "layers":
             found = improve(
                 source,
                 destination,
                 material.feeds(),
-                rounding=options.rounding == "gptq",
+                rounding=gptq,
                 progress=lambda done, total: material.progress(done, total, "rounding layers"),
             )
             evidence["rounding"] = {
@@ -128,17 +134,6 @@ class Maker:
             shift = correct_head(source, destination, material.feeds())
             evidence["head_bias"] = {name: round(value, 6) for name, value in shift.items()}
         return Made(destination, source, measured, evidence)
-
-    def _source(self, equalize: bool) -> tuple[Path, dict[str, Any]]:
-        if not equalize:
-            return self.material.float_file, {}
-        if True not in self._prepared:
-            from edgefuse.quant.equalize import equalize as equalized
-
-            path = self.material.work / "equalized.tflite"
-            found = equalized(self.material.float_file, path, self.material.feeds())
-            self._prepared[True] = (path, found)
-        return self._prepared[True]
 
     def _ranges(self, source: Path, options: Quantize) -> Measured:
         from edgefuse.quant.measure import measure_ranges, rechosen

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -34,7 +35,7 @@ _PROMISES = {
     name="check",
     summary="the quantised file holds what was fused, in its format's types",
     file_name="{name}_contract.json",
-    inputs=("fuse", "convert", "quantize", "trace"),
+    inputs=("fuse", "convert", "equalize", "quantize", "trace"),
     sections=("model.inputs", "check", "contract", "quantize"),
     tools=("ai-edge-litert", "onnx", "onnx-ir", "numpy"),
 )
@@ -122,6 +123,7 @@ def _contract(
     from edgefuse.graph.group import groups
     from edgefuse.tflite.contract import check_contract
     from edgefuse.tflite.format_check import types_of
+    from edgefuse.tflite.read import read_model
 
     types = types_of(
         recipe.quantize.format,
@@ -130,7 +132,19 @@ def _contract(
         permit_float=recipe.check.permit_float,
     )
     listed = [group for group in groups(inputs["fuse"].path) if group.weight is not None]
-    return list(check_contract(float_model, int8_model, listed, types=types))
+    made = inputs["quantize"].evidence
+    tuned = "fine_tuning" in made
+    return list(
+        check_contract(
+            float_model,
+            int8_model,
+            listed,
+            # Learning may move a weight anywhere; the operators and activations must be there.
+            max_weight_steps=math.inf if tuned else made["max_weight_steps"],
+            types=types,
+            quantized_from=read_model(inputs["equalize"].path) if made["equalized"] else None,
+        )
+    )
 
 
 def _as_json(row: Row) -> dict[str, Any]:

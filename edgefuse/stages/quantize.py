@@ -24,7 +24,7 @@ _LINTED = ("calibration", "evaluation", "validation", "training")
     name="quantize",
     summary="quantised TFLite with ranges from the calibration samples",
     file_name="{name}_full_integer_quant.tflite",
-    inputs=("export", "convert"),
+    inputs=("export", "convert", "equalize"),
     sections=("model.inputs", "model.tflite", "preprocess", "quantize", "check.permit_float"),
     samples=_LINTED,
     target_fields=("runtime", "kernels", "threads"),
@@ -42,7 +42,7 @@ def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Pro
     given = _carried(inputs, recipe, context)
     if given is not None:
         refuse_options(options)
-    material = _material(float_model, recipe, context, given)
+    material = _material(inputs, recipe, context, given)
     path = context.work / context.file_name
     maker = Maker(material)
     evidence: dict[str, Any] = {"calibration_samples": material.samples}
@@ -75,13 +75,13 @@ def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Pro
 
 
 def _material(
-    float_model: Artifact, recipe: Recipe, context: Context, given: Carried | None
+    inputs: Mapping[str, Artifact], recipe: Recipe, context: Context, given: Carried | None
 ) -> Material:
     from edgefuse.data import batches
     from edgefuse.quant.make import Material
     from edgefuse.tflite.feeds import source_layouts, streamed
 
-    samples = context.samples("calibration")
+    samples, float_model = context.samples("calibration"), inputs["convert"]
 
     def feeds() -> Iterator[dict[str, Any]]:
         done = 0
@@ -92,6 +92,7 @@ def _material(
 
     return Material(
         float_file=float_model.path,
+        equalized_file=inputs["equalize"].path if "equalize" in inputs else None,
         feeds=lambda: streamed(float_model.signature, source_layouts(recipe), feeds()),
         samples=samples.count,
         digest=samples.digest,

@@ -97,6 +97,7 @@ def check_contract(
     groups: Iterable[Group],
     max_weight_steps: float = 0.5,
     types: Types = Types(),  # noqa: B008 (frozen)
+    quantized_from: TfliteModel | None = None,
 ) -> tuple[Row, ...]:
     """One row a group, in the order given.
 
@@ -104,10 +105,12 @@ def check_contract(
         max_weight_steps: how far, in quantisation steps of its channel, a weight may be from the
             float one; more than 1/2 only after learned rounding.
         types: what the layers may hold; full-integer int8 unless given.
+        quantized_from: the float file with the weights that were quantised, when these are others
+            than ``float_model``'s; operator for operator the same.
     """
     listed = list(groups)
     found = _assign(float_model, listed)
-    partner = _align(float_model, int8_model, max_weight_steps)
+    partner = _align(quantized_from or float_model, int8_model, max_weight_steps)
     return tuple(
         _row(group, float_op, float_model, int8_model, partner, types)
         for group, float_op in zip(listed, found)

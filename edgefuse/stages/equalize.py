@@ -1,0 +1,67 @@
+"""Float TFLite to float TFLite whose channels use their tensors' int8 ranges evenly.
+
+The function stays what it was, up to channels that pass their ReLU6 on samples that calibration did
+not see; how far that goes is measured on evaluation samples and limited.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from typing import Any
+
+from edgefuse.artifact import Artifact, Product
+from edgefuse.recipe import Recipe
+from edgefuse.stage import Context, stage
+
+_COMPARED_BATCHES = 8
+_MAX_RELATIVE_ERROR = 0.05
+
+
+@stage(
+    name="equalize",
+    summary="float TFLite with its channels scaled evenly, the function unchanged",
+    file_name="{name}_equalized_float32.tflite",
+    inputs=("convert",),
+    sections=("model.inputs", "model.tflite", "preprocess", "quantize.equalize", "quantize.goal"),
+    samples=("calibration", "evaluation"),
+    tools=("ai-edge-litert", "numpy", "torch"),
+    applies=lambda recipe: recipe.quantize.may_equalize,
+)
+def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Product:
+    from edgefuse.data import batches, take
+    from edgefuse.parity import difference
+    from edgefuse.quant.equalize import equalize
+    from edgefuse.tflite.feeds import run_samples, source_layouts, streamed
+
+    float_model, layouts = inputs["convert"], source_layouts(recipe)
+    samples = context.samples("calibration")
+
+    def feeds() -> Iterator[dict[str, Any]]:
+        done = 0
+        for feed, held in batches(samples.samples(context.downloads), recipe.model.batch):
+            yield feed
+            done += len(held)
+            context.progress(done, samples.count, "channel ranges")
+
+    path = context.work / context.file_name
+    found = equalize(float_model.path, path, streamed(float_model.signature, layouts, feeds()))
+    judged = take(
+        context.samples("evaluation"), context.downloads, _COMPARED_BATCHES, recipe.model.batch
+    )
+    reference = list(run_samples(float_model.path, layouts, judged))
+    candidate = list(run_samples(path, layouts, judged))
+    found_error = difference(
+        zip(reference, candidate),
+        max_relative_error=_MAX_RELATIVE_ERROR,
+        what="float against equalised float",
+        hint="calibrate on more samples, of the kind that the model will see, or set "
+        "quantize.equalize: false",
+    )
+    evidence = {
+        "equalize": found,
+        "parity": asdict(found_error),
+        "summary": f"{found['channels']} channels in {found['groups']} groups, relative error "
+        f"{found_error.max_rel_to_peak:.1e}",
+    }
+    return Product("tflite", path, float_model.signature, evidence)
