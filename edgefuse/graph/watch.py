@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edgefuse.graph.normalise import load_proto
+from edgefuse.graph.normalise import load_proto, prepare
+from edgefuse.graph.shapes import fold_load_time
 from edgefuse.graph.values import Array, at_run_time, is_constant, module_path, origin
 from edgefuse.graph.verify import Feed, Runner
 
@@ -39,8 +40,13 @@ class Step:
     outputs: tuple[str, ...]
 
 
-def watch(path: Path, feed: Feed) -> tuple[tuple[Step, ...], Mapping[str, Array]]:
-    """The nodes of a fused model in graph order, and every value of its main graph on one sample.
+def watch(
+    path: Path, feed: Feed, *, fold: bool = False
+) -> tuple[tuple[Step, ...], Mapping[str, Array]]:
+    """The nodes of a model in graph order, and every value of its main graph on one sample.
+
+    Args:
+        fold: compute programs over constants first: an unfused graph has them as nodes.
 
     Returns:
         The steps; the values by name, inputs included.
@@ -53,7 +59,12 @@ def watch(path: Path, feed: Feed) -> tuple[tuple[Step, ...], Mapping[str, Array]
     import onnx_ir as ir
 
     proto = load_proto(path)
-    model = ir.serde.deserialize_model(proto)
+    if fold:
+        model = prepare(proto)
+        fold_load_time(model)
+        proto = ir.serde.serialize_model(model)
+    else:
+        model = ir.serde.deserialize_model(proto)
     steps = tuple(_step(node) for node in model.graph if at_run_time(node))
     known = {output.name for output in proto.graph.output}
     for node in proto.graph.node:

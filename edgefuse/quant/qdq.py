@@ -123,7 +123,7 @@ def carried(
     annotations = annotations_of(exported)
     if annotations is None:
         return None
-    steps, onnx_values = watch(exported, feed)
+    steps, onnx_values = watch(exported, feed, fold=True)
     model, float_values = _values(converted, layouts, feed)
     place = locate(steps, onnx_values, model, float_values)
     activations, fused_away = _activations(annotations, steps, place, model)

@@ -236,16 +236,40 @@ def _pin_inputs(proto: Any, model: Model, where: str) -> None:
             hint="check model.inputs; a batch other than the exported one may not fit",
         ) from error
     proto.CopyFrom(inferred)
+    if not all(_static(output) for output in proto.graph.output):
+        _compute_output_shapes(proto)
     for output in proto.graph.output:
-        shape_field = output.type.tensor_type.shape
-        if not output.type.tensor_type.HasField("shape") or any(
-            not d.HasField("dim_value") for d in shape_field.dim
-        ):
+        if not _static(output):
             raise SourceError(
                 f"output {output.name!r} keeps a dynamic shape",
                 where=where,
                 hint="export the model with static shapes, or pin every input in model.inputs",
             )
+
+
+def _static(value: Any) -> bool:
+    tensor = value.type.tensor_type
+    return tensor.HasField("shape") and all(d.HasField("dim_value") for d in tensor.shape.dim)
+
+
+def _compute_output_shapes(proto: Any) -> None:
+    """Give the outputs the shapes that they have once programs over constants are computed.
+
+    Exporters without an optimiser write an operator's axes or sizes as such a program (a Reshape
+    of a constant), which shape inference alone does not run.
+    """
+    from edgefuse.graph.normalise import prepare
+    from edgefuse.graph.shapes import fold_load_time
+
+    model = prepare(proto)
+    fold_load_time(model)
+    for output, value in zip(proto.graph.output, model.graph.outputs):
+        if value.shape is not None and value.shape.is_static():
+            shape = output.type.tensor_type.shape
+            shape.SetInParent()
+            del shape.dim[:]
+            for size in value.shape.numpy():
+                shape.dim.add().dim_value = size
 
 
 def _one_line(error: Exception) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+import torch
 from onnxruntime.quantization import (
     CalibrationDataReader,
     QuantFormat,
@@ -131,6 +132,52 @@ def test_onnxruntime_static_quantisation(per_channel: bool, tmp_path: Path) -> N
     assert summaries["export"].startswith("relative error 0.0e+00 on")
     assert "and 4 weights as given" in summaries["quantize"]
     assert not [text for text in made.report["warnings"] if "no scale in the model" in text]
+
+
+class Views(torch.nn.Module):
+    """Whose export, without an optimiser, computes shapes, axes and bounds from constants."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = torch.nn.Conv2d(3, 8, 3, padding=1, bias=False)
+        self.norm = torch.nn.BatchNorm2d(8)
+        self.second = torch.nn.Conv2d(8, 8, 3, padding=1, groups=8)
+        self.head = torch.nn.Linear(16, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        a = torch.nn.functional.relu6(self.norm(self.first(x)))
+        b = self.second(a).flatten(2).view(x.shape[0], 8, 2, -1).mean(3)
+        return self.head(b.view(b.shape[0], -1))
+
+
+def test_an_unfused_dynamo_export_quantised_by_onnxruntime(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    net = Views().eval()
+    with torch.no_grad():
+        net.norm.running_var.uniform_(0.2, 0.6)
+        net.norm.weight.uniform_(0.5, 2)
+    exported, quantized = tmp_path / "e.onnx", tmp_path / "q.onnx"
+    torch.onnx.export(
+        net, (torch.zeros(1, *SHAPE),), exported, dynamo=True, optimize=False, input_names=["x"],
+        output_names=["y"], opset_version=18, verbose=False,
+    )  # fmt: skip
+    quantize_static(
+        exported,
+        quantized,
+        Reader(batches(samples({"x": SHAPE}, 20, seed=4))),
+        quant_format=QuantFormat.QDQ,
+        activation_type=QuantType.QInt8,
+        weight_type=QuantType.QInt8,
+    )
+    made = run_qdq(tmp_path, "unfused", onnx.load(quantized))
+    assert not made.error
+    assert set(read_model(made.int8_file).operator_counts()) <= {
+        "CONV_2D", "DEPTHWISE_CONV_2D", "RESHAPE", "TRANSPOSE", "MEAN", "FULLY_CONNECTED"
+    }  # fmt: skip
+    summaries = {s["name"]: s["summary"] for s in made.report["stages"]}
+    assert summaries["export"].startswith("relative error 0.0e+00 on")
+    assert "3 weights as given" in summaries["quantize"]
+    assert steps_apart(tmp_path, "unfused", made).max() <= 3
 
 
 def fake(value: str, result: str, name: str, axis: str = "") -> str:

@@ -95,6 +95,25 @@ def test_shapes_computed_with_arithmetic_and_slices(tmp_path: Path) -> None:
     assert shapes_of(load(tmp_path, text, x=[1, 3, 5, 7]))["y"] == [1, 3, 10, 14]
 
 
+@pytest.mark.parametrize("pair", ["", "q = QuantizeLinear(x, s, z) d = DequantizeLinear(q, s, z)"])
+def test_axes_computed_from_constants(tmp_path: Path, pair: str) -> None:
+    """As the dynamo exporter writes a mean over two axes, when nothing optimises its graph."""
+    text = HEAD + (
+        "(float[N,3,5,7] x) => (float[N,C] y) <float s = {0.1}, uint8 z = {128}> {"
+        f"{pair}\n axes = Constant <value: tensor = int64[2] {{2, 3}}> ()\n"
+        "flat = Constant <value: tensor = int64[1] {-1}> ()\n both = Reshape(axes, flat)\n"
+        f"y = ReduceMean <keepdims: int = 0> ({'d' if pair else 'x'}, both) }}"
+    )
+    model = onnx.parser.parse_model(text.replace('"": 17', '"": 18'))
+    assert shapes_of(load(tmp_path, model, x=[2, 3, 5, 7]))["y"] == [2, 3]
+
+
+def test_a_shape_that_values_decide_is_refused(tmp_path: Path) -> None:
+    text = HEAD + ("(float[1,4] x) => (int64[2,M] y) { y = NonZero(x) }")
+    with pytest.raises(SourceError, match="output 'y' keeps a dynamic shape"):
+        load(tmp_path, text, x=[1, 4])
+
+
 def test_sizes_of_zero_or_minus_one_are_dynamic(tmp_path: Path) -> None:
     model = onnx.parser.parse_model(HEAD + "(float[N,4] x) => (float[N,4] y) { y = Relu(x) }")
     dims = model.graph.input[0].type.tensor_type.shape.dim
