@@ -17,6 +17,7 @@ no tensor is left to carry its scale. Any other activation that is nowhere is re
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -146,21 +147,31 @@ def carried(
     )
 
 
-def refuse_options(options: Quantize) -> None:
-    """Refuse what would change scales that are given.
+def refuse_options(options: Quantize, given: Carried) -> None:
+    """Refuse what would change scales that are given, or would leave them unused.
+
+    How ranges are chosen says only something of activations without a scale of their own, so it is
+    no contradiction; a rule for a tensor that has one is, and clipping a head that has one.
 
     Raises:
         RecipeError: names the key.
     """
+    names = given.names(sorted(given.activations))
+    outputs = [index for index in given.source.outputs if index in given.activations]
     changing = {
         "format": options.format != "int8",
         "weights": options.weights != "per_channel",
         "equalize": options.equalize,
         "rounding": options.rounding != "nearest",
         "correct_bias": options.correct_bias != "none",
+        "keep_float": bool(options.keep_float),
+        "int16": bool(options.int16),
+        "head": options.head == "classes" and bool(outputs),
         "goal": options.goal is not None,
         "qat": options.qat is not None,
     }
+    for place, rule in enumerate(options.tensors):
+        changing[f"tensors.{place}"] = any(re.search(rule.match, name) for name in names)
     for key, asked in changing.items():
         if asked:
             raise RecipeError(

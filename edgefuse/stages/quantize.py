@@ -41,7 +41,7 @@ def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Pro
     float_model, options = inputs["convert"], recipe.quantize
     given = _carried(inputs, recipe, context)
     if given is not None:
-        refuse_options(options)
+        refuse_options(options, given)
     material = _material(inputs, recipe, context, given)
     path = context.work / context.file_name
     maker = Maker(material)
@@ -49,9 +49,12 @@ def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Pro
     if options.goal is None and options.qat is None:
         made = maker.make(options, path)
     else:
-        from edgefuse.quant.pursue import pursue
+        from edgefuse.quant.pursue import fine_tuned, pursue
 
-        made, evidence["search"] = pursue(maker, recipe, context)
+        if options.goal is not None:
+            made, evidence["search"] = pursue(maker, recipe, context)
+        else:
+            made = fine_tuned(maker, options, recipe, context)
         made.path.rename(path)
     for text in made.measured.warnings:
         context.warn(text)
@@ -124,4 +127,6 @@ def _summary(made: Made, material: Material, size: int, evidence: Mapping[str, A
     said = f"{len(made.measured.ranges)} ranges from {material.samples} samples"
     if "search" in evidence:
         said = f"{evidence['search']['chosen']}, of {len(evidence['search']['trials'])} tried"
+    elif "fine_tuning" in evidence:
+        said += f", fine-tuned on {evidence['fine_tuning']['samples']}"
     return f"{said}, {size / 1e6:.2f} MB"

@@ -242,14 +242,27 @@ def test_a_float_model_brings_nothing(tmp_path: Path) -> None:
     [
         ("format", "int16x8"), ("weights", "per_tensor"), ("equalize", True),
         ("rounding", "gptq"), ("correct_bias", "layers"), ("goal", {"min_agreement": 0.9}),
-        ("qat", {}),
+        ("qat", {}), ("keep_float", ["output"]), ("int16", ["output"]), ("head", "classes"),
     ],
 )  # fmt: skip
-def test_options_that_would_change_the_scales(key: str, value: Any) -> None:
-    refuse_options(Quantize())
+def test_options_that_would_change_the_scales(key: str, value: Any, tmp_path: Path) -> None:
+    given = located(tmp_path, qdq_model())
+    refuse_options(Quantize(), given)
     with pytest.raises(RecipeError, match=f"{key} would change them") as caught:
-        refuse_options(Quantize.model_validate({key: value}))
+        refuse_options(Quantize.model_validate({key: value}), given)
     assert caught.value.where == f"quantize.{key}"
+
+
+def test_ranges_are_for_what_has_no_scale(tmp_path: Path) -> None:
+    """Logits without a pair: their range may be chosen, that of the input may not."""
+    given = located(tmp_path, qdq_model("y = Identity(c)"))
+    assert given.names(given.missing) == ["output"]
+    rules = [{"match": name, "ranges": "minmax"} for name in ("^output$", "^inp")]
+    free = {"ranges": "mse", "head": "classes", "tensors": rules[:1]}
+    refuse_options(Quantize.model_validate(free), given)
+    with pytest.raises(RecipeError, match="would change them") as caught:
+        refuse_options(Quantize.model_validate({"tensors": rules}), given)
+    assert caught.value.where == "quantize.tensors.1"
 
 
 def test_scales_in_place() -> None:
