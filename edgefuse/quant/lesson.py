@@ -137,7 +137,7 @@ def prepare(
         raise DataError("no samples to fine-tune on", where="data.training")
     network = load_network(read_model(teacher))
     shapes = [network.model.tensors[index].shape for index in network.model.inputs]
-    if any(shape[0] > 1 for shape in shapes) and not network.batches:
+    if any(shape[:1] > (1,) for shape in shapes) and not network.batches:
         raise StageError(
             f"the model mixes the {shapes[0][0]} samples of its batch, and fine-tuning needs them "
             "one by one",

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -134,6 +134,15 @@ class Maker:
             shift = correct_head(source, destination, material.feeds())
             evidence["head_bias"] = {name: round(value, 6) for name, value in shift.items()}
         return Made(destination, source, measured, evidence)
+
+    def remake(self, options: Quantize, base: Made, trained: Path, destination: Path) -> Made:
+        """``base`` again, from its float file with trained weights: the same ranges, and weights
+        rounded to nearest, which is what they were trained for."""
+        material = replace(self.material, float_file=trained)
+        plain = {"equalize": False, "rounding": "nearest", "correct_bias": "none"}
+        again = Maker(material, _measured={False: base.measured})
+        made = again.make(options.model_copy(update=plain), destination)
+        return replace(made, evidence=base.evidence)
 
     def _ranges(self, source: Path, options: Quantize) -> Measured:
         from edgefuse.quant.measure import measure_ranges, rechosen

@@ -1,10 +1,14 @@
-"""The search for a recipe: what it judges on, whom it asks, and how it ends in vain."""
+"""The search for a recipe: what it judges on, whom it asks, and how it ends in vain.
+
+Fine-tuning is its last resort, and may be asked for without a search.
+"""
 
 from __future__ import annotations
 
 import json
 import shutil
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +21,10 @@ from edgefuse.tflite.feeds import source_layouts, streamed
 from edgefuse.tflite.read import read_model, signature_of
 
 if TYPE_CHECKING:
+    from edgefuse.data import SampleSet
     from edgefuse.quant.make import Made, Maker
     from edgefuse.recipe import Recipe
+    from edgefuse.recipe_quantize import Quantize
     from edgefuse.stage import Context
 
 _BLAME_SAMPLES = 16
@@ -38,21 +44,19 @@ def pursue(maker: Maker, recipe: Recipe, context: Context) -> tuple[Made, dict[s
     goal = recipe.quantize.goal
     assert goal is not None
     material, target = maker.material, context.target
-    signature = signature_of(read_model(material.float_file))
     samples = context.samples("validation")
     counts: list[int] = []
 
     def validation() -> Iterator[dict[str, Any]]:
-        for feed, held in batches(samples.samples(context.downloads), recipe.model.batch):
-            counts.append(len(held))
-            yield from streamed(signature, source_layouts(recipe), [feed])
+        for feed, count in _stacks(samples, maker, recipe, context):
+            counts.append(count)
+            yield feed
 
-    labels = [entry.label for entry in samples.entries]
     judge = Judge(
         material.float_file,
         validation(),
         counts,
-        [label for label in labels if label is not None] if samples.labelled else None,
+        _labels(samples),
         goal,
         material.work / "validation",
         runtime=target.runtime,
@@ -75,6 +79,10 @@ def pursue(maker: Maker, recipe: Recipe, context: Context) -> tuple[Made, dict[s
         )
         return round(found.ratio, 4)
 
+    def last_resort(options: Quantize) -> tuple[Made, str]:
+        made = fine_tuned(maker, options, recipe, context)
+        return made, f"fine-tuning, {made.evidence['fine_tuning']['steps']} steps"
+
     found = search(
         maker,
         recipe.quantize,
@@ -82,12 +90,75 @@ def pursue(maker: Maker, recipe: Recipe, context: Context) -> tuple[Made, dict[s
         permitted=recipe.check.permit_float,
         blame=lambda made: _blamed(made, maker, context),
         latency=latency,
+        last_resort=last_resort if recipe.quantize.qat is not None else None,
     )
     evidence = found.evidence(goal)
     if not found.best.meets:
         _leave(found, evidence, context)
         raise _failure(found, goal.model_dump(exclude_none=True, exclude={"time_limit_s"}))
     return found.made, evidence
+
+
+def fine_tuned(maker: Maker, options: Quantize, recipe: Recipe, context: Context) -> Made:
+    """Make the file that ``options`` describe, then train its weights on data.training.
+
+    Raises:
+        DataError, StageError: as making it and :func:`~edgefuse.quant.qat.fine_tune` do.
+    """
+    from edgefuse.quant.qat import fine_tune
+
+    qat = recipe.quantize.qat
+    assert qat is not None
+    work = maker.material.work
+    plain = options.model_copy(update={"goal": None, "qat": None})
+    base = maker.make(plain, work / "untrained.tflite")
+    samples = context.samples("training")
+
+    def single() -> Iterator[dict[str, Any]]:
+        for feed, count in _stacks(samples, maker, recipe, context):
+            for place in range(count):
+                yield {name: value[place : place + 1] for name, value in feed.items()}
+
+    trained = work / "trained_float.tflite"
+    tuned = fine_tune(
+        maker.material.float_file,
+        base.float_file,
+        base.path,
+        single(),
+        samples.count,
+        _labels(samples),
+        trained,
+        qat,
+        seed=recipe.seed,
+        work=work / "training",
+        progress=lambda done, total: context.progress(done, total, "fine-tuning steps"),
+    )
+    if tuned.last_loss >= tuned.first_loss:
+        context.warn(
+            f"fine-tuning did not lower its loss on the training samples ({tuned.first_loss:.3g} "
+            f"before, {tuned.last_loss:.3g} after): try another quantize.qat.learning_rate, or "
+            "leave qat out"
+        )
+    made = maker.remake(plain, base, trained, work / "trained.tflite")
+    base.path.unlink()
+    return replace(made, evidence={**made.evidence, "fine_tuning": tuned.to_json()})
+
+
+def _stacks(
+    samples: SampleSet, maker: Maker, recipe: Recipe, context: Context
+) -> Iterator[tuple[dict[str, Any], int]]:
+    """Samples as the float file takes them, and how many of each stack are true ones."""
+    signature = signature_of(read_model(maker.material.float_file))
+    layouts = source_layouts(recipe)
+    for feed, held in batches(samples.samples(context.downloads), recipe.model.batch):
+        for given in streamed(signature, layouts, [feed]):
+            yield given, len(held)
+
+
+def _labels(samples: SampleSet) -> list[int] | None:
+    if not samples.labelled:
+        return None
+    return [entry.label for entry in samples.entries if entry.label is not None]
 
 
 def _blamed(made: Made, maker: Maker, context: Context) -> Sequence[Blamed]:
