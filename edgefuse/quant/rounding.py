@@ -140,8 +140,8 @@ class _Held:
         self._simulation = simulation
         self._batches: list[dict[int, Tensor]] = []
         self.samples = 0
-        for group in _grouped(islice(feeds, SAMPLES), _together(simulation)):
-            self.samples += len(next(iter(group.values())))
+        for group in _grouped(_first(feeds), _together(simulation)):
+            self.samples += _count(group)
             given = simulation.network.feeds(group)
             self._batches.append({i: self._packed(i, v.clone()) for i, v in given.items()})
         if not self.samples:
@@ -156,11 +156,18 @@ class _Held:
         """Run one operator on every batch, and forget what nobody reads any more."""
         network, simulation = self._simulation.network, self._simulation
         read = set(step.operator.inputs)
+        constants = {**network.constants, **simulation.constants}
         for batch in self._batches:
             values = {i: self._unpacked(i, v) for i, v in batch.items() if i in read}
             results = network.apply(step, values, simulation.constants)
+            lent = {v.untyped_storage().data_ptr() for i, v in batch.items() if i in read}
+            lent |= {
+                v.untyped_storage().data_ptr() for i in read if (v := constants.get(i)) is not None
+            }
             for index, result in zip(step.operator.outputs, results):
-                batch[index] = self._packed(index, result)
+                # A view of what others read is not for quantising in place.
+                own = result.untyped_storage().data_ptr() not in lent
+                batch[index] = self._packed(index, result if own else result.clone())
             for index in step.dying:
                 batch.pop(index, None)
 
@@ -180,10 +187,27 @@ class _Held:
 
 
 def _together(simulation: Simulation) -> int:
-    """How many samples run at once: their largest tensor stays small enough to be reused."""
+    """How many feeds run at once: their largest tensor stays small enough to be reused."""
+    if not simulation.network.batches:
+        return 1
     tensors = simulation.network.model.tensors
     largest = max(tensors[index].nbytes for index in simulation.grids) if simulation.grids else 1
     return max(1, _TOGETHER_BYTES // max(1, largest))
+
+
+def _first(feeds: Iterable[Feed]) -> Iterator[Feed]:
+    """Feeds of at most SAMPLES samples together, and of one at least."""
+    samples = 0
+    for feed in feeds:
+        samples += _count(feed)
+        if samples > SAMPLES and samples > _count(feed):
+            return
+        yield feed
+
+
+def _count(feed: Feed) -> int:
+    """How many samples lie along the first axis."""
+    return len(next(iter(feed.values())))
 
 
 def _grouped(feeds: Iterable[Feed], count: int) -> Iterator[dict[str, Any]]:

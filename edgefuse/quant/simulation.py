@@ -40,7 +40,10 @@ class Grid:
 
     def dequantize(self, integers: Tensor) -> Tensor:
         """Their real values, float32, in new memory."""
-        return integers.float().sub_(self.zero_point).mul_(self.scale)
+        import torch
+
+        real = integers.to(torch.float32, copy=True)
+        return real.sub_(self.zero_point).mul_(self.scale)
 
 
 @dataclass(frozen=True)
@@ -84,6 +87,9 @@ def simulate(float_model: TfliteModel, int8_model: TfliteModel) -> Simulation:
     grids, twins, constants = {}, {}, {}
     for tensor in float_model.tensors:
         twin = by_name.get(tensor.name)
+        if twin is not None and int8_model.tensors[tensor.index].name == tensor.name:
+            # Names need not be unique; places are kept by the quantiser.
+            twin = int8_model.tensors[tensor.index]
         if twin is None or not tensor.is_float:
             continue
         twin = _inside(int8_model, twin)
