@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import json
 import os
 import shlex
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 
-from edgefuse.errors import EXIT_CODES, EXIT_INTERRUPTED, EdgefuseError, StoreError
+from edgefuse.ending import guarded, print_result, say
+from edgefuse.errors import EXIT_CODES
 
 _EXITS = "  ".join(f"{code}: {meaning}." for code, meaning in EXIT_CODES.items())
 
@@ -73,17 +72,19 @@ def run(
         command=_command_line(),
     )
     if as_json:
-        _print(json.dumps(document, indent=1))
+        print_result(json.dumps(document, indent=1))
     elif not quiet:
         from edgefuse.report.table import verdict_table
 
         encoding = sys.stdout.encoding or "ascii"
-        _print(verdict_table(document, 100, encoding=encoding, paths=[str(folder / "report.html")]))
+        print_result(
+            verdict_table(document, 100, encoding=encoding, paths=[str(folder / "report.html")])
+        )
     error = document["error"]
     if error:
         place = f"{error['where']}: " if error["where"] else ""
         hint = f"\n  hint: {error['hint']}" if error["hint"] else ""
-        _say(f"edgefuse: {place}{error['message']}{hint}\n  log: {folder / 'edgefuse.log'}")
+        say(f"edgefuse: {place}{error['message']}{hint}\n  log: {folder / 'edgefuse.log'}")
         raise typer.Exit(document["exit_code"])
 
 
@@ -116,16 +117,16 @@ def compare(
         command=_command_line(),
     )
     if as_json:
-        _print(json.dumps(document, indent=1))
+        print_result(json.dumps(document, indent=1))
     elif not quiet:
         from edgefuse.report.comparison import comparison_table
 
         encoding = sys.stdout.encoding or "ascii"
         paths = [str(folder / "compare.html")]
-        _print(comparison_table(document, encoding=encoding, paths=paths))
+        print_result(comparison_table(document, encoding=encoding, paths=paths))
     failed = [row["name"] for row in document["rows"] if row["status"] == "error"]
     if failed:
-        _say(f"edgefuse: rows failed: {', '.join(failed)}\n  logs: {folder / 'logs'}")
+        say(f"edgefuse: rows failed: {', '.join(failed)}\n  logs: {folder / 'logs'}")
         raise typer.Exit(document["exit_code"])
 
 
@@ -153,14 +154,14 @@ def explain(
         quiet=quiet or as_json,
     )
     if as_json:
-        _print(json.dumps(document, indent=1))
+        print_result(json.dumps(document, indent=1))
     else:
         from edgefuse.report.explanation import explanation_text
 
         encoding = sys.stdout.encoding or "ascii"
-        _print(explanation_text(document, encoding=encoding, refused_only=refused))
+        print_result(explanation_text(document, encoding=encoding, refused_only=refused))
     if error is not None:
-        _say(f"edgefuse: {error}")
+        say(f"edgefuse: {error}")
         raise typer.Exit(error.exit_code)
 
 
@@ -196,13 +197,13 @@ def blame(
         command=_command_line(),
     )
     if as_json:
-        _print(json.dumps(document, indent=1))
+        print_result(json.dumps(document, indent=1))
     elif not quiet:
         from edgefuse.report.blame import blame_table
 
         encoding = sys.stdout.encoding or "ascii"
         paths = [str(folder / "blame.html")]
-        _print(blame_table(document, encoding=encoding, paths=paths))
+        print_result(blame_table(document, encoding=encoding, paths=paths))
 
 
 @app.command()
@@ -217,7 +218,7 @@ def release(
     from edgefuse.command_release import release_all
 
     for line in release_all(recipes, out, quiet=quiet, command=_command_line()):
-        _print(line)
+        print_result(line)
 
 
 @app.command()
@@ -228,7 +229,7 @@ def push(
     """Install a bundle that passed its gates on a target; never another one."""
     from edgefuse.command_release import push_bundle
 
-    _print(push_bundle(bundle, target))
+    print_result(push_bundle(bundle, target))
 
 
 @app.command()
@@ -246,7 +247,7 @@ def plan(
     from edgefuse.plan import Selection
 
     rows = plan_rows(recipe, settings, target, Selection(until, start, measure))
-    _print(json.dumps(rows, indent=1) if as_json else "\n".join(plan_lines(rows)))
+    print_result(json.dumps(rows, indent=1) if as_json else "\n".join(plan_lines(rows)))
 
 
 @app.command()
@@ -260,7 +261,7 @@ def why(
     from edgefuse.command_inspect import why_lines, why_rows
 
     rows = why_rows(recipe, settings, target)
-    _print(json.dumps(rows, indent=1) if as_json else "\n".join(why_lines(rows)))
+    print_result(json.dumps(rows, indent=1) if as_json else "\n".join(why_lines(rows)))
 
 
 @app.command()
@@ -272,7 +273,7 @@ def show(
     from edgefuse.command_inspect import lineage, lineage_lines
 
     tree = lineage(artifact)
-    _print(json.dumps(tree, indent=1) if as_json else "\n".join(lineage_lines(tree)))
+    print_result(json.dumps(tree, indent=1) if as_json else "\n".join(lineage_lines(tree)))
 
 
 @app.command()
@@ -288,7 +289,7 @@ def init(
     from edgefuse.command_init import write_recipe
 
     for line in write_recipe(source, out, shape, force):
-        _print(line)
+        print_result(line)
 
 
 @app.command()
@@ -298,10 +299,10 @@ def doctor(as_json: JsonOption = False) -> None:
 
     findings = examine()
     if as_json:
-        _print(json.dumps([vars(f) for f in findings], indent=1))
+        print_result(json.dumps([vars(f) for f in findings], indent=1))
     else:
         for finding in findings:
-            _print(finding.line)
+            print_result(finding.line)
     if any(finding.level == "error" for finding in findings):
         raise typer.Exit(3)
 
@@ -311,7 +312,7 @@ def schema() -> None:
     """Print the JSON Schema of recipes, for editors."""
     from edgefuse.recipe import Recipe
 
-    _print(json.dumps(Recipe.model_json_schema(by_alias=True), indent=1))
+    print_result(json.dumps(Recipe.model_json_schema(by_alias=True), indent=1))
 
 
 @app.command()
@@ -321,7 +322,7 @@ def passes() -> None:
 
     for one in ordered_passes():
         after = f" (after {', '.join(one.after)})" if one.after else ""
-        _print(f"{one.phase:<10} {one.name:<28} {one.summary}{after}")
+        print_result(f"{one.phase:<10} {one.name:<28} {one.summary}{after}")
 
 
 @app.command()
@@ -332,82 +333,12 @@ def targets() -> None:
     for name, path in list_targets().items():
         target = load_target(str(path))
         tried = "tried on hardware" if target.tried_on_hardware else "never tried on hardware"
-        _print(f"{name:<20} {target.summary} [{target.runtime}, {target.transport}; {tried}]")
+        print_result(f"{name:<20} {target.summary} [{target.runtime}, {target.transport}; {tried}]")
 
 
 def _command_line() -> str:
     words = [w for w in sys.argv[1:] if w not in ("--json", "-q", "--quiet", "-v", "--verbose")]
     return shlex.join(["edgefuse", *words])
-
-
-def _print(text: str) -> None:
-    """A result on stdout. A reader that has gone does not change how the command ends.
-
-    Raises:
-        StoreError: it cannot be written, as on a full disk.
-    """
-    try:
-        print(text, flush=True)
-    except OSError as error:
-        sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115
-        if not isinstance(error, BrokenPipeError):
-            raise StoreError(f"the result cannot be written: {error.strerror}") from error
-
-
-def _say(text: str) -> None:
-    with contextlib.suppress(BrokenPipeError):
-        print(text, file=sys.stderr, flush=True)
-
-
-def _guarded(action: Callable[[], Any]) -> int:
-    """Run and turn every ending into an exit code and at most one message."""
-    try:
-        action()
-    except EdgefuseError as error:
-        fields = {k: getattr(error, k) for k in ("message", "hint", "where")}
-        return _ended(error.exit_code, f"edgefuse: {error}", kind=type(error).__name__, **fields)
-    except KeyboardInterrupt:
-        return _interrupted()
-    except SystemExit as ended:
-        code = ended.code
-        if code == EXIT_INTERRUPTED:  # Typer turns Ctrl-C into this, without a word.
-            return _interrupted()
-        return code if isinstance(code, int) else 0 if code is None else 2
-    except Exception as error:
-        return _internal(error)
-    return 0
-
-
-def _ended(code: int, text: str, **fields: str) -> int:
-    if "--json" in sys.argv:
-        with contextlib.suppress(StoreError):  # how the command ended matters more
-            _print(json.dumps({"error": fields, "exit_code": code}, indent=1))
-    _say(text)
-    return code
-
-
-def _interrupted() -> int:
-    text = "interrupted; finished stages are kept, run again to go on"
-    return _ended(EXIT_INTERRUPTED, f"edgefuse: {text}", kind="Interrupted", message=text)
-
-
-def _internal(error: Exception) -> int:
-    """A defect of ours: one line, the traceback in a file if one can be written."""
-    import tempfile
-    import traceback
-
-    text = f"internal error: {type(error).__name__}: {error}"
-    try:
-        descriptor, name = tempfile.mkstemp(prefix="edgefuse-", suffix=".log")
-        with os.fdopen(descriptor, "w", encoding="utf-8", errors="replace") as stream:
-            stream.write("".join(traceback.format_exception(error)))
-        hint = f"this is a defect of edgefuse; please report it with {name}"
-    except OSError as full:
-        why = full.strerror or full
-        hint = f"this is a defect of edgefuse; its traceback could not be written: {why}"
-    return _ended(
-        3, f"edgefuse: {text}\n  hint: {hint}", kind="InternalError", message=text, hint=hint
-    )
 
 
 def main() -> NoReturn:
@@ -424,7 +355,7 @@ def main() -> NoReturn:
             setattr(sys, f"__{name}__", stream)
     gc.disable()
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
-    sys.exit(_guarded(app))
+    sys.exit(guarded(app))
 
 
 if __name__ == "__main__":

@@ -41,7 +41,7 @@ def edgefuse(*words: str | Path) -> Ended:
             contextlib.redirect_stderr(err),
             warnings.catch_warnings(),
         ):
-            code = cli._guarded(functools.partial(cli.app, prog_name="edgefuse"))
+            code = cli.guarded(functools.partial(cli.app, prog_name="edgefuse"))
     finally:
         sys.argv, sys.path[:] = argv, path
         logging.getLogger().handlers = loggers

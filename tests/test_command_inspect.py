@@ -43,7 +43,7 @@ def test_help_and_plan_import_nothing_heavy() -> None:
         "for words in (['--help'], ['plan', 'configs/mobilenet.yaml'], ['targets']):\n"
         "    sys.argv = ['edgefuse', *words]\n"
         "    with contextlib.redirect_stdout(io.StringIO()):\n"
-        "        assert cli._guarded(cli.app) == 0\n"
+        "        assert cli.guarded(cli.app) == 0\n"
         "    print(words[0], sorted(heavy & set(sys.modules)))\n"
     )
     done = subprocess.run(
