@@ -35,10 +35,12 @@ from edgefuse.graph.qdq_limits import (
     refuse_other_forms,
     symmetric,
 )
-from edgefuse.graph.quantization import Annotations, WeightScales, annotate
+from edgefuse.graph.quantization import Annotations, WeightScales, annotate, annotations_of
 from edgefuse.graph.values import describe
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import onnx
     import onnx_ir as ir
 
@@ -332,6 +334,14 @@ def put_back(proto: onnx.ModelProto, annotations: Annotations) -> onnx.ModelProt
             back.outputs[0].shape, back.outputs[0].type = value.shape, value.type
             value.name, back.outputs[0].name = builder.fresh(f"{name}_float"), name
     return ir.serde.serialize_model(model)
+
+
+def restored(exported: Path) -> onnx.ModelProto | None:
+    """The QDQ model that an exported file was taken out of; None when it brings no scales."""
+    import onnx
+
+    found = annotations_of(exported)
+    return None if found is None else put_back(onnx.load(exported), found)
 
 
 def _maker(value: ir.Value | None) -> str:

@@ -5,7 +5,9 @@ drop; classes are those of the first output. Each threshold is judged by the one
 resampled by source picture, because crops of one photograph are not independent. Both models see
 the same samples, so the drop is a paired figure: samples lost and gained, McNemar's exact p and the
 two-sided 95% interval stand beside it, and an undecided check names the number of samples that
-would decide it. ``data.report`` is measured beside and never gated.
+would decide it. ``data.report`` is measured beside and never gated. So is, for a model that brought
+its own scales (QDQ), the agreement with that very model in onnxruntime: the float file holds its
+weights already rounded.
 """
 
 from __future__ import annotations
@@ -31,12 +33,12 @@ _FEW_GROUPS = 5
     name="gate_accuracy",
     summary="agreement, SQNR and top-1 drop of int8 against float",
     file_name="{name}_accuracy.json",
-    inputs=("convert", "quantize"),
+    inputs=("export", "convert", "quantize"),
     after=("check",),
     sections=("model.inputs", "model.tflite", "preprocess", "gates.accuracy"),
     samples=("evaluation", "report"),
     target_fields=("name", "runtime", "kernels"),
-    tools=("ai-edge-litert", "tflite-runtime", "numpy"),
+    tools=("ai-edge-litert", "tflite-runtime", "numpy", "onnx", "onnx-ir", "onnxruntime"),
     applies=lambda recipe: recipe.gates.accuracy is not None,
     gate=True,
 )
@@ -107,6 +109,8 @@ def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Pro
         )
     if "report" in context.roles:
         figures["report"] = _report(inputs, recipe, context)
+    if against := _against_qdq(inputs, recipe, context, candidate):
+        figures["against_qdq"] = against
     document = evidence(
         checks,
         target=context.target.name,
@@ -250,4 +254,48 @@ def _report(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) ->
         "samples": samples.count,
         "agreement_percent": round(metrics.agreement_percent(reference[0], candidate[0]), 3),
         **_labelled(reference[0], candidate[0], labels),
+    }
+
+
+def _against_qdq(
+    inputs: Mapping[str, Artifact], recipe: Recipe, context: Context, candidate: list[Any]
+) -> dict[str, Any]:
+    """The int8 results beside those of the QDQ model that was given; empty for other models."""
+    import math
+
+    import numpy as np
+
+    from edgefuse import metrics
+    from edgefuse.data import batches
+    from edgefuse.graph.qdq import restored
+    from edgefuse.graph.verify import Runner
+    from edgefuse.tflite.feeds import aligned, turned_outputs
+
+    given = restored(inputs["export"].path) if "export" in inputs else None
+    if given is None:
+        return {}
+    runner, batch, samples = Runner(given), recipe.model.batch, context.samples("evaluation")
+    specs = inputs["convert"].signature.outputs
+    columns: dict[str, list[Any]] = {spec.name: [] for spec in specs}
+    done = 0
+    for feed, held in batches(samples.samples(context.downloads), batch):
+        answers = runner(feed)
+        for name, column in columns.items():
+            answer = answers[name]
+            column.extend(
+                (answer if len(answer) == batch else answer.reshape(batch, -1))[: len(held)]
+            )
+        done += len(held)
+        context.progress(done, samples.count, "samples through the QDQ model")
+    expected = {name: np.stack(column) for name, column in columns.items()}
+    found = {
+        spec.name: rows.reshape(len(rows), *(spec.shape[1:] if spec.shape[0] == batch else (-1,)))
+        for spec, rows in zip(specs, candidate)
+    }
+    (found,) = aligned([found], turned_outputs([expected], [found]))
+    pairs = [[side[s.name].reshape(samples.count, -1) for side in (expected, found)] for s in specs]
+    least = min(metrics.sqnr_db(*pair) for pair in pairs)
+    return {
+        "agreement_percent": round(metrics.agreement_percent(*pairs[0]), 3),
+        "sqnr_db": round(least, 3) if math.isfinite(least) else "exact",
     }

@@ -8,13 +8,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from tflite.tiny import float_file, int8_file, weights
 
+from edgefuse.artifact import Signature, TensorSpec
 from edgefuse.data import Entry, Sample, SampleSet
 from edgefuse.errors import DataError
+from edgefuse.graph.qdq import take_out
 from edgefuse.recipe import AccuracyGate
-from edgefuse.stages.gate_accuracy import _least_sqnr, run
+from edgefuse.stages.gate_accuracy import _against_qdq, _least_sqnr, run
 from edgefuse.tflite.read import read_model, signature_of
 from edgefuse.tflite.runtime import open_model
 
@@ -116,3 +119,38 @@ def test_labels_beyond_the_classes(tmp_path: Path) -> None:
     found, warnings = _judge(tmp_path, shift=2, min_sqnr_db=1.0)
     assert found["verdict"] == "pass" and "drop_points" not in found["figures"]
     assert "top-1 is not measured" in warnings[0]
+
+
+def test_a_qdq_model_is_compared_with_itself_too(tmp_path: Path) -> None:
+    """Three channels, channels last in the int8 file; the QDQ model rounds to quarters and cuts."""
+    text = '<ir_version: 8, opset_import: ["": 17]> g (float[1,3,2,2] x) => (float[1,3,2,2] y) '
+    pair = "q = QuantizeLinear(x, s, z) d = DequantizeLinear(q, s, z) y = Relu(d)"
+    proto = onnx.parser.parse_model(f"{text} <float s = {{0.25}}, int8 z = {{0}}> {{ {pair} }}")
+    taken = take_out(proto)
+    assert taken is not None
+    onnx.save(taken.proto, tmp_path / "m.onnx")
+    draw = np.random.default_rng(0)
+    feeds = [{"x": draw.standard_normal((1, 3, 2, 2)).astype(np.float32)} for _ in range(6)]
+    exact = np.concatenate([np.maximum(np.rint(f["x"] * 4) / 4, 0) for f in feeds])
+    last = np.moveaxis(exact, 1, -1)
+    spec = TensorSpec("y", (1, 2, 2, 3), "float32")
+    inputs: Any = {
+        "export": SimpleNamespace(path=tmp_path / "m.onnx"),
+        "convert": SimpleNamespace(signature=Signature((), (spec,))),
+    }
+    context: Any = SimpleNamespace(
+        samples=lambda role: _samples([0] * 6, feeds), downloads=None, progress=lambda *_: None
+    )
+    recipe: Any = SimpleNamespace(model=SimpleNamespace(batch=1))
+
+    def against(rows: Any) -> dict[str, Any]:
+        return _against_qdq(inputs, recipe, context, [rows.reshape(6, -1)])
+
+    assert against(last) == {"agreement_percent": 100.0, "sqnr_db": "exact"}
+    assert against(last * 0.9) == {"agreement_percent": 100.0, "sqnr_db": 20.0}
+    other = np.where(np.arange(6).reshape(6, 1, 1, 1) < 3, last, last.max() - last)
+    assert against(other)["agreement_percent"] == 50.0
+    onnx.save(proto, tmp_path / "m.onnx")
+    assert against(last) == {}
+    del inputs["export"]
+    assert against(last) == {}
