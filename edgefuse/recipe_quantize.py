@@ -79,7 +79,12 @@ class Qat(Section):
     """Quantisation-aware fine-tuning on data.training, BatchNorm folded and so frozen."""
 
     steps: int = Field(200, gt=0, description="Optimiser steps.")
-    learning_rate: float = Field(1e-4, gt=0, description="Of Adam, decayed to 0 by a cosine.")
+    learning_rate: float = Field(
+        1e-4,
+        gt=0,
+        le=1,
+        description="Of Adam, in shares of a channel's largest weight; decayed to 0 by a cosine.",
+    )
     batch: int = Field(8, gt=0, description="Samples a step.")
     label_weight: float = Field(
         0.0, ge=0, le=1, description="Share of cross-entropy on labels; the rest is distillation."

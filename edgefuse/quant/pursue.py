@@ -95,7 +95,8 @@ def pursue(maker: Maker, recipe: Recipe, context: Context) -> tuple[Made, dict[s
     evidence = found.evidence(goal)
     if not found.best.meets:
         _leave(found, evidence, context)
-        raise _failure(found, goal.model_dump(exclude_none=True, exclude={"time_limit_s"}))
+        wanted = goal.model_dump(exclude_none=True, exclude={"time_limit_s"})
+        raise _failure(found, wanted, recipe.quantize.qat is not None)
     return found.made, evidence
 
 
@@ -198,16 +199,17 @@ def _leave(found: Found, evidence: dict[str, Any], context: Context) -> None:
     (folder / "search.json").write_text(json.dumps(evidence, indent=1, sort_keys=True))
 
 
-def _failure(found: Found, goal: dict[str, float]) -> GateFailed:
+def _failure(found: Found, goal: dict[str, float], tuned: bool) -> GateFailed:
     wanted = ", ".join(f"{name} {value:g}" for name, value in goal.items())
     layers = ", ".join(f"{b.tensor} ({b.share_percent:.0f}%)" for b in found.blamed[:3])
     blamed = f"; most of the noise comes from {layers}" if layers else ""
+    tuning = "give more quantize.qat.steps" if tuned else "add quantize.qat"
     untried = f"; {found.untried}" if found.untried else ""
     return GateFailed(
         f"none of {len(found.trials)} candidates reaches the goal ({wanted}); the best is "
         f"{found.best.technique}: {found.best.score.told()}{blamed}{untried}",
         hint="allow the operators to blame in check.permit_float, give more calibration samples, "
-        f"add quantize.qat, or lower the goal; {REPRODUCER}/ beside the log has the best file and "
+        f"{tuning}, or lower the goal; {REPRODUCER}/ beside the log has the best file and "
         "the path taken",
         where="quantize.goal",
     )

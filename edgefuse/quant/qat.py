@@ -99,7 +99,7 @@ def fine_tune(
 
     Raises:
         DataError: no sample; labels that are missing or do not fit the classes.
-        StageError: an operator that torch does not have here, or the loss is no number any more.
+        StageError: an operator that torch does not have here, or a loss that is no finite number.
     """
     import torch
 
@@ -119,6 +119,13 @@ def fine_tune(
     try:
         lesson = prepare(teacher, samples, count, labels, options, seed, work)
         first = lesson.loss_now(student)
+        if not math.isfinite(first):
+            raise StageError(
+                f"the loss is {first:g} before anything is trained: a sample or the float model's "
+                "answer to it is no finite number",
+                hint="look for NaN and infinity in data.training",
+                where="quantize.qat",
+            )
         _train(student, lesson, options, progress)
         last = lesson.loss_now(student)
     finally:
