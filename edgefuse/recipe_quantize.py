@@ -178,6 +178,14 @@ class Quantize(Section):
             for key in ("keep_float", "int16", "goal", "qat"):
                 if getattr(self, key):
                     raise ValueError(f"{key} needs format: int8 (found {self.format})")
+        if self.format in ("dynamic_range", "float16"):
+            ranges = {"tensors": bool(self.tensors), "head": self.head == "classes"}
+            for key, asked in ranges.items():
+                if asked:
+                    raise ValueError(
+                        f"{key} is about ranges, and {self.format} has none: its activations "
+                        "stay float"
+                    )
         return self
 
     @property

@@ -145,8 +145,11 @@ class Maker:
         return replace(made, evidence=base.evidence)
 
     def _ranges(self, source: Path, options: Quantize) -> Measured:
-        from edgefuse.quant.measure import measure_ranges, rechosen
+        from edgefuse.quant.formats import ACTIVATION_BITS
+        from edgefuse.quant.measure import measure_ranges, rechosen, unmeasured
 
+        if ACTIVATION_BITS[options.format] is None:
+            return unmeasured()
         if (known := self._measured.get(options.equalize)) is not None:
             return rechosen(source, known, options)
         material = self.material

@@ -31,7 +31,7 @@ class Measured:
     Attributes:
         warnings: sentences for the user; calibration itself goes on.
         evidence: JSON: ``method``, ``tensors``, ``max_clipped_fraction``, ``convergence`` and, of
-            a classifier's scores, ``head``.
+            a classifier's scores, ``head``; method ``none`` where nothing was to be measured.
     """
 
     statistics: Sequence[TensorStatistics]
@@ -76,6 +76,11 @@ def measure_ranges(
     evidence = _evidence(statistics, ranges, options)
     evidence["convergence"] = convergence.settling(ranges).to_json()
     return Measured(statistics, ranges, unsure(statistics, samples), evidence)
+
+
+def unmeasured() -> Measured:
+    """For formats whose activations stay float: no sample is looked at."""
+    return Measured((), {}, (), {"method": "none", "tensors": 0, "calibration_samples": 0})
 
 
 def rechosen(model: Path, known: Measured, options: Quantize) -> Measured:

@@ -125,6 +125,8 @@ def _carried(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -
 
 def _summary(made: Made, material: Material, size: int, evidence: Mapping[str, Any]) -> str:
     said = f"{len(made.measured.ranges)} ranges from {material.samples} samples"
+    if not made.measured.ranges:
+        said = "activations stay float: no ranges"
     if "search" in evidence:
         said = f"{evidence['search']['chosen']}, of {len(evidence['search']['trials'])} tried"
     elif "fine_tuning" in evidence:

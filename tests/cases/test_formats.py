@@ -89,4 +89,7 @@ def test_case_17_29_each_format_becomes_a_bundle(
     if types == ("int8", "int8"):
         assert Tflite(found.int8_file).dtypes <= {"int8", "int32"}
     assert _db(folder, found) > limit_db
+    (made,) = [row for row in found.report["stages"] if row["name"] == "quantize"]
+    unranged = made["summary"].startswith("activations stay float: no ranges")
+    assert unranged == (quantize.get("format") in ("dynamic_range", "float16"))
     assert all(row["ok"] for row in found.report["fusion"]["contract"])
