@@ -204,8 +204,16 @@ def layer_of(simulation: Simulation, step: Step) -> Layer | None:
     known = data in simulation.grids and (bias < 0 or bias in simulation.twins)
     if twin is None or twin.dtype != "int8" or readers != 1 or not known:
         return None
+    if any(_shared(simulation, index) for index in (weight, bias) if index >= 0):
+        return None
     grouped = operator.code == "CONV_2D" and _grouped(simulation, data, weight)
     return None if grouped else Layer(simulation, step, data, weight, bias)
+
+
+def _shared(simulation: Simulation, index: int) -> bool:
+    """Whether the bytes of a constant of the int8 file are another's too."""
+    buffer = simulation.twins[index].buffer
+    return sum(t.buffer == buffer for t in simulation.int8_model.tensors) > 1
 
 
 def _grouped(simulation: Simulation, data: int, weight: int) -> bool:

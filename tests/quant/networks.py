@@ -126,7 +126,7 @@ def feeds(
             if value.ndim == 4 and draw is None:
                 for axis in (1, 2):
                     value = value + np.roll(value, 1, axis) + np.roll(value, 2, axis)
-                value = value / 4 + random.normal(size=(1, 1, 1, shape[-1]))
+                value = value / 3 + 0.3 * random.uniform(-1, 1, (1, 1, 1, shape[-1]))
             row[name] = value.astype(np.float32)
         rows.append(row)
     return rows
