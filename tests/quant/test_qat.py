@@ -14,10 +14,14 @@ import yaml
 from command import Ended, edgefuse
 
 from edgefuse.errors import DataError, StageError
+from edgefuse.quant import qat
 from edgefuse.quant.calibrate import calibrate
+from edgefuse.quant.lesson import prepare
 from edgefuse.quant.qat import Tuned, fine_tune
 from edgefuse.quant.quantize import quantize_file
 from edgefuse.quant.ranges import Range, choose
+from edgefuse.quant.simulation import simulate
+from edgefuse.quant.trainable import trainable
 from edgefuse.recipe_quantize import Qat
 from edgefuse.tflite.edit import Edit
 from edgefuse.tflite.read import read_model
@@ -27,6 +31,12 @@ from quant.networks import Feed, Net, classifier, feeds
 SAMPLES = 96
 #: A learning rate for networks as small as these, and as far off.
 FAST = Qat(steps=40, learning_rate=2e-3, batch=8)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Networks this small wait for their second thread."""
+    monkeypatch.setattr(qat, "_THREADS", 1)
 
 
 def one_large_channel() -> bytes:
@@ -190,18 +200,25 @@ def test_constants_that_share_their_bytes_part(tmp_path: Path) -> None:
 def test_samples_that_would_mix_run_one_by_one(tmp_path: Path) -> None:
     net = Net(1)
     x = net.tensor("input", (1, 6, 6, 4))
-    rows = net.simple(
-        "RESHAPE", "rows", (x, net.tensor("to", value=np.array([36, 4], np.int32))), (36, 4)
-    )
-    wide = net.dense("wide", rows, 8, "RELU")
-    net.graph.tensors[wide].shape = [36, 8]
-    flat = net.simple(
-        "RESHAPE", "flat", (wide, net.tensor("one", value=np.array([1, -1], np.int32))), (1, 288)
-    )
-    y = net.dense("scores", flat, 5)
-    case = Case(tmp_path, net.finish({"x": x}, {"y": y}), 0.3)
-    tuned = case.tune(Qat(steps=30, learning_rate=2e-3, batch=4))
-    assert tuned.last_loss < tuned.first_loss
+    folded = net.tensor("folded", value=np.array([36, 4], np.int32))
+    rows = net.simple("RESHAPE", "rows", (x, folded), (36, 4))
+    kind = ("BatchMatMulOptions", {"adjY": True})
+    products = net.simple("BATCH_MATMUL", "products", (rows, rows), (36, 36), options=kind)
+    one = net.tensor("one", value=np.array([1, 1296], np.int32))
+    flat = net.simple("RESHAPE", "flat", (products, one), (1, 1296))
+    data = net.finish({"x": x}, {"y": net.dense("scores", flat, 5)})
+    case = Case(tmp_path, data, 0.6)
+    options = Qat(steps=2, learning_rate=1e-4, batch=4)
+    samples = feeds(case.source, 8, seed=2)
+    lesson = prepare(case.source, samples, 8, None, options, 0, tmp_path / "samples")
+    assert [(len(rows), share) for rows, share in lesson.grouped(np.arange(4))] == [(1, 0.25)] * 4
+    student = trainable(simulate(read_model(case.source), read_model(case.int8)))
+    apart = [float(lesson.loss(student, np.array([k])).detach()) for k in range(8)]
+    assert lesson.loss_now(student) == pytest.approx(np.mean(apart))
+    exact = _answers(case.source, samples)
+    np.testing.assert_allclose(lesson.exact[0][:, 0], exact, atol=1e-4 * np.abs(exact).max())
+    assert sorted(lesson.order.tolist()) == list(range(8))
+    assert case.tune(options, count=8).samples == 8
 
 
 @pytest.fixture(scope="module")
