@@ -60,7 +60,7 @@ def run_recipe(
 
         downloads = Downloads(job.store.root / "downloads", job.base, say)
         result = Runner(job, selection, folder, console, downloads, log_file).run()
-        document = documents.build(job, result, command, selection.until is None)
+        document = documents.build(job, result, command, selection.until is None, folder)
         documents.write(document, folder)
     remember_imports()
     return document, folder

@@ -12,7 +12,8 @@ from typing import Any
 
 from edgefuse.report.cells import Columns, Row, code_name, exact, grid, text
 from edgefuse.report.page import page
-from edgefuse.report.table import MAX_WIDTH, padded_columns, part, rows, spelling, wrapped
+from edgefuse.report.parts import part, rows
+from edgefuse.report.table import MAX_WIDTH, padded_columns, spelling, wrapped
 from edgefuse.report.units import (
     DASH,
     count,

@@ -18,6 +18,7 @@ Columns = Mapping[str, Callable[[Row], str]]
 
 _TONES = {"pass": "pass", "fail": "fail", "error": "fail", "failed": "fail"}
 _TONES |= {"inconclusive": "unsure", "blocked": "unsure", "incomplete": "unsure"}
+_TONES |= {"reached": "pass", "missed": "fail"}
 GLYPHS = {"pass": "✓ ", "fail": "✕ ", "unsure": "? ", "plain": ""}
 BAR = '<svg class="bar {}" viewBox="0 0 160 18" role="img" aria-label="{}">{}</svg>'
 

@@ -1,4 +1,7 @@
-"""The report document: what a run did, as data. ``schema: 1``; HTML and the table render it."""
+"""The report document: what a run did, as data. ``schema: 1``; HTML and the table render it.
+
+The fields of its part ``quantisation`` are listed in :mod:`edgefuse.report.quantisation`.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from edgefuse import __version__
 from edgefuse.artifact import digest_bytes, digest_json
 from edgefuse.errors import DeviceUnavailable
 from edgefuse.keys import code_digest, versions
+from edgefuse.report.quantisation import quantisation
 from edgefuse.store import write_changed
 
 if TYPE_CHECKING:
@@ -25,11 +29,12 @@ _PACKAGES = (
 _VERDICTS = {0: "pass", 1: "fail", 4: "inconclusive"}
 
 
-def build(job: Job, result: Result, command: str, complete: bool) -> dict[str, Any]:
+def build(job: Job, result: Result, command: str, complete: bool, out: Path) -> dict[str, Any]:
     """The document of a finished run.
 
     Args:
         complete: whether every stage of the recipe was asked for (no ``--until``).
+        out: the output folder.
     """
     error = result.error
     stopped = isinstance(error, DeviceUnavailable) or result.exit_code not in _VERDICTS
@@ -55,6 +60,7 @@ def build(job: Job, result: Result, command: str, complete: bool) -> dict[str, A
         "stages": [_stage(outcome) for outcome in result.outcomes],
         "gates": [_gate(o) for o in result.outcomes if o.stage.gate and o.evidence],
         "fusion": _fusion(result.outcomes),
+        "quantisation": quantisation(job.recipe, result.outcomes, out),
         "parity": [
             {"stage": o.stage.name, **o.evidence["parity"]}
             for o in result.outcomes

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from edgefuse.report.table import MAX_WIDTH, part, rows, spelling
+from edgefuse.report.parts import part, rows
+from edgefuse.report.table import MAX_WIDTH, spelling
 from edgefuse.report.units import DASH, bytes_text, count, plural
 
 _NAMES = {"BatchNormalization": "BN"}

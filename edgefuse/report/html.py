@@ -44,7 +44,9 @@ from edgefuse.report.cells import (
     tone,
 )
 from edgefuse.report.page import page
-from edgefuse.report.table import part, rows, summary_sentences
+from edgefuse.report.parts import part, rows
+from edgefuse.report.quantisation import quantisation_section
+from edgefuse.report.table import summary_sentences
 from edgefuse.report.units import DASH, count, finite, plural
 from edgefuse.verdict import settled_by
 
@@ -370,6 +372,7 @@ def render(report: Mapping[str, Any]) -> str:
         "What fused": _fusion(fusion),
         "What did not fuse, and why": _ledger(fusion, "refused"),
         "Fusion contract": _contract(fusion),
+        "Quantisation": quantisation_section(report),
         "Stages": _stages(report),
         "Parity": _parity(report),
         "Artifacts": _artifacts(report),

@@ -12,6 +12,8 @@ import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from edgefuse.report.parts import part, rows
+from edgefuse.report.search import outcome_text, trial_rows
 from edgefuse.report.units import (
     DASH,
     MINUS,
@@ -33,21 +35,7 @@ _OPERATORS |= {"conv": "Conv", "add": "Add", "mul": "Mul", "sub": "Sub", "pad": 
 _OPERATORS |= {"bias": "Bias", "clip": "Clip", "gemm": "Gemm", "linear": "Linear"}
 _ASCII = {"…": "...", "≥": ">=", "≤": "<=", "µ": "u", "·": "-", TIMES: "x", MINUS: "-", DASH: "-"}
 _COLOURS = {"pass": "32", "fail": "31", "failed": "31", "error": "31", "blocked": "33"}
-_COLOURS |= {"inconclusive": "33", "incomplete": "33"}
-
-
-def rows(document: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
-    """The mappings listed under ``key``; empty when the part is missing or null."""
-    value = document.get(key)
-    if not isinstance(value, Sequence) or isinstance(value, str):
-        return []
-    return [item for item in value if isinstance(item, Mapping)]
-
-
-def part(document: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """The mapping under ``key``; empty when the part is missing or null."""
-    value = document.get(key)
-    return value if isinstance(value, Mapping) else {}
+_COLOURS |= {"inconclusive": "33", "incomplete": "33", "reached": "32", "missed": "31"}
 
 
 def pass_phrase(name: str) -> str:
@@ -218,7 +206,17 @@ def verdict_table(
         head = ["gate", "check", "value", "95% bound", "threshold", "verdict", "needs"]
         blocks.append(laid_out([head[: len(gates[0])], *gates], (2, 3, 4), 5))
 
+    held = part(report, "quantisation")
+    search = part(held, "search")
+    if rows(search, "trials"):
+        head, trials = trial_rows(search)
+        blocks.append(laid_out([head, *trials], range(1, len(head) - 1), len(head) - 1))
+
     notes: list[str] = []
+    if search:
+        left = held.get("left") or ()
+        more = f"; see {', '.join(map(str, left))} beside the report" if left else ""
+        notes += wrapped(shown(f"search: {outcome_text(search)}{more}"), width, "  ", ellipsis)
     sentence = fusion_sentence(part(report, "fusion"))
     if sentence:
         more = " (see report.html)" if not sentence.endswith(" 0 candidates refused") else ""
