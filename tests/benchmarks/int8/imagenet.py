@@ -17,8 +17,12 @@ if TYPE_CHECKING:
     from int8_accuracy import Found, Options
 
 CONFIGS = Path("configs")
-# The recipe's own techniques, without a search: all but the 100 for calibration are judged.
-SETTINGS = ("quantize.goal=null", "data.validation=null", "data.evaluation.split.after=100")
+# The recipe's own techniques, without a search: all but the calibration pictures are judged.
+SETTINGS = (
+    "quantize.goal=null",
+    "data.validation=null",
+    f"data.evaluation.split.after={peers.CALIBRATED}",
+)
 SEARCH_LIMIT_S = 600
 
 

@@ -37,6 +37,8 @@ LITERT = {"litert-torch": "0.10.0", "torch": "2.13.0", "ai-edge-quantizer": "0.1
 ONNX2TF = ("-oiqt", "-qt", "per-channel", "-iqd", "int8", "-oqd", "int8", "-v", "error")
 ONNX2TF_TOOLS = ("onnx2tf", "tensorflow", "onnxsim")
 OPSET = 17
+#: Pictures of each split that are for calibration; all others are judged.
+CALIBRATED = 100
 
 
 @dataclass(frozen=True)
@@ -92,12 +94,11 @@ def say(text: str) -> None:
 
 
 def source_of(recipe: Path, seed: int) -> Source:
-    """The first pictures of the seeded shuffle, all that the recipe does not judge on."""
+    """The first pictures of the seeded shuffle of the folder that the recipe judges on."""
     job = make_job(recipe)
     judged = job.recipe.data.evaluation
-    assert judged.split is not None and judged.split.after is not None
-    assert judged.split.first is None and judged.folder is not None
-    part = Split(seed=seed, first=judged.split.after)
+    assert judged.folder is not None
+    part = Split(seed=seed, first=CALIBRATED)
     calibration = open_samples(
         Samples(folder=judged.folder, split=part),
         preprocess=job.recipe.preprocess,

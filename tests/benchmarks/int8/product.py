@@ -18,7 +18,7 @@ OUT = Path("build/bench-int8")
 
 @dataclass(frozen=True)
 class Product:
-    """What one run left.
+    """What one run left; of a search that did not reach its goal the best file.
 
     Attributes:
         seconds: wall time of the quantize stage when it was made.
@@ -56,13 +56,18 @@ def run_edgefuse(
     report = json.loads((out / "report.json").read_text())
     stages = {stage["name"]: stage for stage in report["stages"]}
     stage = stages["quantize"]
+    float_file = out / stages["convert"]["file"]
     if not stage.get("file"):
-        raise SystemExit(f"{recipe}: no int8 file:\n{done.stderr[-2000:]}")
+        best = out / "reproducer" / "best.tflite"
+        if done.returncode != 1 or not best.is_file():
+            raise SystemExit(f"{recipe}: no int8 file:\n{done.stderr[-2000:]}")
+        evidence = {"search": json.loads(best.with_name("search.json").read_text())}
+        return Product(float_file, best, stage["seconds"] or 0.0, evidence, 1)
     record = Store(default_root()).entry("quantize", stage["key"])
     gone = time.monotonic() - start
     print(f"  {gone:.0f} s: {stage['summary']}", file=sys.stderr, flush=True)
     return Product(
-        out / stages["convert"]["file"],
+        float_file,
         out / stage["file"],
         round(record["seconds"], 1),
         record["evidence"],

