@@ -307,7 +307,7 @@ class Gates(Section):
 class Package(Section):
     """The bundle."""
 
-    golden_samples: int = Field(2, gt=0, le=64, description="Golden vectors, reference kernels.")
+    golden_samples: int = Field(2, gt=0, le=64, description="Golden vectors.")
 
 
 def _goal_reaches_gate(goal: Goal, gate: AccuracyGate) -> None:

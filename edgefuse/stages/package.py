@@ -11,8 +11,10 @@
     golden/<n>/input_<k>.npy            inputs as the int8 model takes them
     golden/<n>/output_<k>.npy           its outputs by the reference kernels
 
-Golden outputs come from the reference kernels, which are bit-identical on every CPU. Measurements
-are no part of it: they lie in evidence.json beside it, bound to its digest.
+Golden outputs come from the reference kernels, which are bit-identical on every CPU. Where these
+lack an operator (ELU), they come from the built-in kernels of one runtime version: the manifest
+says so, and so does a warning. Measurements are no part of it: they lie in evidence.json beside it,
+bound to its digest.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Mapping
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from edgefuse import __version__
 from edgefuse.archive import pack
@@ -29,6 +32,9 @@ from edgefuse.keys import versions, written_recipe
 from edgefuse.labels import require_class_names
 from edgefuse.recipe import Recipe
 from edgefuse.stage import Context, stage
+
+if TYPE_CHECKING:
+    from edgefuse.tflite.runtime import Model
 
 _TOOLS = ("ai-edge-litert", "ai-edge-quantizer", "numpy", "onnx", "onnx2tf", "tensorflow", "torch")
 _SECTIONS = tuple(n for n in Recipe.model_fields if n not in ("schema_version", "name", "seed"))
@@ -73,7 +79,7 @@ def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Pro
         },
         "signature": inputs["quantize"].signature.to_json(),
         "float_signature": inputs["convert"].signature.to_json(),
-        "golden": {"kernels": "reference", "vectors": listed},
+        "golden": listed,
         "lineage": {stage_name: artifact.sha256 for stage_name, artifact in inputs.items()},
         "versions": versions(_TOOLS),
         "evidence": "evidence.json beside this bundle, bound to its SHA-256",
@@ -87,11 +93,11 @@ def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Pro
 
 def _golden(
     inputs: Mapping[str, Artifact], recipe: Recipe, context: Context
-) -> tuple[dict[str, bytes], list[dict[str, Any]]]:
-    """Golden vectors as .npy members, and their list for the manifest."""
+) -> tuple[dict[str, bytes], dict[str, Any]]:
+    """Golden vectors as .npy members; and for the manifest their list and whose they are."""
     from edgefuse.data import take
     from edgefuse.tflite.feeds import source_layouts, streamed
-    from edgefuse.tflite.runtime import open_model, to_input
+    from edgefuse.tflite.runtime import to_input
 
     feeds = take(
         context.samples("evaluation"),
@@ -99,7 +105,7 @@ def _golden(
         recipe.package.golden_samples,
         recipe.model.batch,
     )
-    model = open_model(inputs["quantize"].path, kernels="reference", threads=1)
+    model, kernels = _exact(inputs["quantize"].path, context)
     members: dict[str, bytes] = {}
     listed = []
     stream = streamed(model.signature, source_layouts(recipe), feeds)
@@ -117,7 +123,26 @@ def _golden(
                 row[f"{side}s"][spec.name] = path
         listed.append(row)
         context.progress(index + 1, len(feeds), "golden vectors")
-    return members, listed
+    return members, {**kernels, "vectors": listed}
+
+
+def _exact(path: Path, context: Context) -> tuple[Model, dict[str, Any]]:
+    """The model with the reference kernels, or with the built-in ones where there are none."""
+    from edgefuse.errors import StageError
+    from edgefuse.tflite.runtime import missing_kernel, open_model, runtime_version
+
+    try:
+        return open_model(path, kernels="reference", threads=1), {"kernels": "reference"}
+    except StageError as error:
+        if not (missing := missing_kernel(error)):
+            raise
+    version = runtime_version()
+    model = open_model(path, kernels="builtin", threads=1)
+    context.warn(
+        f"golden outputs come from the built-in kernels of {version}, since its reference kernels "
+        f"have no {missing}: with another version, or on another CPU, the last bits may differ"
+    )
+    return model, {"kernels": "builtin", "runtime": version, "no_reference": missing}
 
 
 def _npy(array: Any) -> bytes:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 import sys
 import tempfile
 import warnings
@@ -269,6 +270,15 @@ def open_model(
                 where=str(path),
             ) from error
     return Model(source, interpreter, runtime, kernels)
+
+
+def missing_kernel(error: StageError) -> str:
+    """The operator that the asked-for kernels lack, by an error of :func:`open_model`; else empty.
+
+    The reference kernels lack operators that the built-in ones have (ELU).
+    """
+    found = re.search(r"Didn't find op for builtin opcode '(\w+)'", error.message)
+    return found[1] if found else ""
 
 
 def to_input(value: Array, spec: TensorSpec, where: str = "") -> Array:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,18 @@ def test_case_20_a_float_file_with_and_without_names(named: bool, tmp_path: Path
     signature = signature_of(read_model(made.int8_file))
     wanted = ("x/in:0", "y/out:0") if named else ("input", "output")
     assert (signature.inputs[0].name, signature.outputs[0].name) == wanted
+
+
+def test_an_operator_without_a_reference_kernel_ships_and_is_told(tmp_path: Path) -> None:
+    """Neither the proof of the given file nor the golden vectors can use those kernels."""
+    path = tmp_path / "given.tflite"
+    path.write_bytes(conv_file(8, elu=True))
+    made = _run(tmp_path, "elu", path, check={"permit_float": ["ELU"]})
+    assert made.report["verdict"] == "pass", made.error
+    (told,) = [text for text in made.report["warnings"] if "golden outputs" in text]
+    assert "its reference kernels have no ELU" in told
+    manifest = json.loads((made.out / "bundle/manifest.json").read_text())
+    assert manifest["golden"]["kernels"] == "builtin" and manifest["golden"]["vectors"]
 
 
 def test_case_29_an_int8_file_is_no_source(tmp_path: Path) -> None:

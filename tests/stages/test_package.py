@@ -1,0 +1,69 @@
+"""Golden vectors: by the reference kernels, or said to be by others."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from tflite.tiny import Builder
+
+from edgefuse.data import Entry, Sample, SampleSet
+from edgefuse.errors import StageError
+from edgefuse.stages.package import _golden
+
+FEED = np.float32([[-1, 0, 1, 2]])
+
+
+def golden(path: Path, code: str) -> tuple[dict[str, bytes], dict[str, Any], list[str]]:
+    """Of a float file with one operator."""
+    b = Builder()
+    x, y = b.tensor("x", (1, 4)), b.tensor("y", (1, 4))
+    b.op(code, (x,), (y,))
+    path.write_bytes(b.finish({"x": x}, {"y": y}))
+    entry = Entry("p", "p", None)
+
+    def stream(_: Any) -> Iterator[Sample]:
+        yield Sample({"x": FEED}, None, "p", "p")
+
+    warnings: list[str] = []
+    context: Any = SimpleNamespace(
+        samples=lambda role: SampleSet("d", (entry,), (), {}, "arrays", stream),
+        downloads=None,
+        progress=lambda *_: None,
+        warn=warnings.append,
+    )
+    one_input = SimpleNamespace(name="x", shape=(1, 4))
+    recipe: Any = SimpleNamespace(
+        package=SimpleNamespace(golden_samples=1),
+        model=SimpleNamespace(batch=1, source="tflite", inputs=[one_input]),
+        preprocess=None,
+    )
+    inputs: Any = {"quantize": SimpleNamespace(path=path)}
+    return (*_golden(inputs, recipe, context), warnings)
+
+
+def test_reference_kernels(tmp_path: Path) -> None:
+    members, manifest, warnings = golden(tmp_path / "m.tflite", "RELU")
+    row = {"inputs": {"x": "golden/0/input_0.npy"}, "outputs": {"y": "golden/0/output_0.npy"}}
+    assert manifest == {"kernels": "reference", "vectors": [row]} and not warnings
+    answer = np.load(io.BytesIO(members["golden/0/output_0.npy"]))
+    np.testing.assert_array_equal(answer, np.maximum(FEED, 0))
+
+
+def test_an_operator_without_a_reference_kernel_is_told(tmp_path: Path) -> None:
+    members, manifest, (warning,) = golden(tmp_path / "m.tflite", "ELU")
+    assert manifest["kernels"] == "builtin" and manifest["no_reference"] == "ELU"
+    assert manifest["runtime"].startswith("ai-edge-litert ")
+    assert f"built-in kernels of {manifest['runtime']}" in warning and "have no ELU" in warning
+    answer = np.load(io.BytesIO(members["golden/0/output_0.npy"]))
+    np.testing.assert_allclose(answer, np.where(FEED < 0, np.expm1(FEED), FEED), rtol=1e-6)
+
+
+def test_a_file_that_no_kernels_run_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(StageError, match="cannot load the model"):
+        golden(tmp_path / "m.tflite", "LSTM")
