@@ -89,16 +89,19 @@ class Judge:
         runtime: Any = "litert",
         kernels: Any = "default",
     ) -> None:
+        from edgefuse.labels import classes_of
         from edgefuse.quant.recording import record
+        from edgefuse.tflite.read import read_model, signature_of
 
         self._recorded = record(feeds, work)
         if not self._recorded:
             raise DataError("no samples to judge quantize.goal on", where="data.validation")
         self._counts, self._labels = counts, labels
         self._runtime, self._kernels = runtime, kernels
+        self._signature = signature_of(read_model(float_file))
         self._reference = self._outputs(float_file)
         first = self._reference[0]
-        self._classes = first.ndim == 2 and first.shape[1] > 1
+        self._classes = classes_of(self._signature.outputs[0]) is not None
         if not self._classes and (goal.min_agreement, goal.max_drop_points) != (None, None):
             raise DataError(
                 "quantize.goal asks for classes, and the model's first output is no row of scores: "
@@ -122,10 +125,12 @@ class Judge:
         for exact, held in zip(self._reference, found):
             signal, noise = metrics.energies(exact, held)
             sqnr.append(_EXACT_DB if not noise.sum() else 10 * _log10(signal.sum() / noise.sum()))
-        exact, held = self._reference[0], found[0]
+        exact, held = (
+            outputs[0].reshape(len(outputs[0]), -1) for outputs in (self._reference, found)
+        )
         agreement = drop = None
         if self._classes:
-            agreement = metrics.agreement_percent(exact, held) / 100
+            agreement = float(metrics.agreements(exact, held).mean())
             if self._labels is not None:
                 drop = metrics.drop_points(exact, held, self._labels)
         return Score(
@@ -139,7 +144,7 @@ class Judge:
         from edgefuse.tflite.runtime import open_model
 
         model = open_model(path, runtime=self._runtime, kernels=self._kernels, threads=2)
-        names = [spec.name for spec in model.signature.outputs]
+        names = [spec.name for spec in self._signature.outputs]
         rows: list[list[Array]] = [[] for _ in names]
         for place, count in enumerate(self._counts):
             outputs = model.run_float({n: v[place] for n, v in self._recorded.items()})

@@ -9,12 +9,10 @@ several files share, so that a search calibrates once.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from edgefuse.errors import RecipeError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -88,6 +86,7 @@ class Maker:
             RecipeError: an expression of keep_float or int16 that matches no operator.
             StageError, DataError: as the steps do.
         """
+        from edgefuse.quant.formats import named_operators
         from edgefuse.quant.head_bias import correct_head
         from edgefuse.quant.layer import MOST_STEPS
         from edgefuse.quant.quantize import quantize_file
@@ -97,16 +96,17 @@ class Maker:
         material = self.material
         source = material.equalized_file if options.equalize else material.float_file
         assert source is not None
-        measured = self._ranges(source, options)
         model = read_model(source)
+        int16 = named_operators(model, options.int16, "quantize.int16")
+        measured = with_int16(model, self._ranges(source, options), int16, options)
         quantize_file(
             source,
             destination,
             {**measured.ranges, **material.given},
             format=options.format,
             per_tensor_weights=options.weights == "per_tensor",
-            keep_float=matching(model, options.keep_float, "keep_float"),
-            int16=matching(model, options.int16, "int16"),
+            keep_float=named_operators(model, options.keep_float, "quantize.keep_float"),
+            int16=int16,
             input_type=options.input_type,
             output_type=options.output_type,
             runtime=material.runtime,
@@ -167,24 +167,22 @@ class Maker:
         return found
 
 
-def matching(model: TfliteModel, expressions: Sequence[str], key: str) -> tuple[int, ...]:
-    """Operators whose first output's name an expression finds.
+def with_int16(
+    model: TfliteModel, measured: Measured, operators: Collection[int], options: Quantize
+) -> Measured:
+    """All of their values for tensors that int16 operators alone touch, but for the recipe's rules.
 
-    Raises:
-        RecipeError: an expression that finds none.
+    A 32,767th of the peak is no step to clip values for. What an int8 operator reads or writes
+    keeps the range that is best for int8.
     """
-    found: set[int] = set()
-    for place, expression in enumerate(expressions):
-        hits = {
-            operator.index
-            for operator in model.operators
-            if re.search(expression, model.tensors[operator.outputs[0]].name)
-        }
-        if not hits:
-            raise RecipeError(
-                f"{expression!r} is in no operator's output",
-                where=f"quantize.{key}.{place}",
-                hint="`edgefuse blame` lists the tensors of the layers",
-            )
-        found |= hits
-    return tuple(sorted(found))
+    from edgefuse.quant.ranges import choose
+
+    touching: dict[int, list[bool]] = {}
+    for operator in model.operators:
+        for index in {*operator.inputs, *operator.outputs}:
+            touching.setdefault(index, []).append(operator.index in operators)
+    names = {model.tensors[i].name for i, wide in touching.items() if i >= 0 and all(wide)}
+    asked = [s for s in measured.statistics if s.name in names]
+    own = [rule for rule in options.tensors if any(re.search(rule.match, s.name) for s in asked)]
+    whole = choose(asked, "minmax", 0.0, rules=own)
+    return replace(measured, ranges={**measured.ranges, **whole}) if whole else measured

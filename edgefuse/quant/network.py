@@ -18,7 +18,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgefuse.errors import StageError
+from edgefuse.errors import StageError, ToolError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -167,19 +167,33 @@ class Network:
         return tuple(results)
 
 
+def require_torch() -> None:
+    """Raises ToolError with the remedy where torch is missing."""
+    try:
+        import torch  # noqa: F401
+    except ImportError as error:
+        raise ToolError(
+            f"torch cannot be loaded: {error}",
+            hint='pip install "edgefuse[torch]", or set quantize.equalize: false, '
+            "quantize.rounding: nearest and quantize.correct_bias: none or head",
+        ) from error
+
+
 def load_network(model: TfliteModel) -> Network:
     """Read a float .tflite as a torch program.
 
     Raises:
         StageError: an operator that is not known here.
+        ToolError: torch is missing.
     """
+    require_torch()
     import torch
-    from ai_edge_litert import schema_py_generated as schema
 
     from edgefuse.quant.operators import OPERATORS, unknown_option
+    from edgefuse.tflite.edit import Edit
 
     _require_known({op.custom_code or op.code for op in model.operators} - OPERATORS.keys(), model)
-    table = schema.ModelT.InitFromObj(schema.Model.GetRootAs(model.data)).subgraphs[0]
+    edit = Edit(model.data)
     last: dict[int, int] = {}
     for operator in model.operators:
         for index in (*operator.inputs, *operator.outputs):
@@ -190,10 +204,11 @@ def load_network(model: TfliteModel) -> Network:
         dying = sorted(
             i for i in touched if last[i] == operator.index and not model.tensors[i].is_constant
         )
-        options = table.operators[operator.index].builtinOptions
+        options = edit.graph.operators[operator.index].builtinOptions
         if operator.code == "RESHAPE":
-            options = schema.ReshapeOptionsT()
-            options.newShape = _reshaped(model, operator, table.operators[operator.index])
+            wanted = _reshaped(model, operator, options)
+            options = edit.schema.ReshapeOptionsT()
+            options.newShape = wanted
         elif what := unknown_option(operator.code, options):
             _require_known({f"{operator.code} with {what}"}, model)
         steps.append(Step(operator, options, tuple(dying)))
@@ -216,13 +231,13 @@ def _require_known(unknown: set[str], model: TfliteModel) -> None:
         )
 
 
-def _reshaped(model: TfliteModel, operator: Operator, table: Any) -> Sequence[int]:
+def _reshaped(model: TfliteModel, operator: Operator, options: Any) -> Sequence[int]:
     """The shape that a RESHAPE gives, without -1, for the file's own batch.
 
     Raises:
         StageError: it is computed while the model runs.
     """
-    given = table.builtinOptions.newShape if table.builtinOptions is not None else None
+    given = options.newShape if options is not None else None
     if len(operator.inputs) > 1:
         held = model.tensors[operator.inputs[1]]
         if not held.is_constant:

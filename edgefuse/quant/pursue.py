@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from edgefuse.data import batches
 from edgefuse.errors import GateFailed
+from edgefuse.labels import require_classes
 from edgefuse.quant.goal import Judge
 from edgefuse.quant.search import Blamed, Found, search
 from edgefuse.stage import REPRODUCER
@@ -45,6 +46,9 @@ def pursue(maker: Maker, recipe: Recipe, context: Context) -> tuple[Made, dict[s
     assert goal is not None
     material, target = maker.material, context.target
     samples = context.samples("validation")
+    if goal.max_drop_points is not None and samples.labelled:
+        first = signature_of(read_model(material.float_file)).outputs[0]
+        require_classes(samples, first, "data.validation")
     counts: list[int] = []
 
     def validation() -> Iterator[dict[str, Any]]:

@@ -78,6 +78,9 @@ def improve(
         DataError: no sample.
         StageError: an operator that torch does not have here, or no layer to improve.
     """
+    from edgefuse.quant.network import require_torch
+
+    require_torch()
     import torch
 
     from edgefuse.quant.simulation import simulate

@@ -80,6 +80,7 @@ class Found:
         trials: all, in order.
         blamed: the layers by their share of the noise; empty when nobody asked.
         untried: why the search stopped short of everything; empty when it did not.
+        refused: techniques that do not know the model, and why.
     """
 
     made: Made
@@ -87,6 +88,7 @@ class Found:
     trials: tuple[Trial, ...]
     blamed: tuple[Blamed, ...]
     untried: str
+    refused: tuple[str, ...] = ()
 
     def evidence(self, goal: Goal) -> dict[str, Any]:
         """The path taken and the frontier."""
@@ -99,6 +101,7 @@ class Found:
             "trials": [trial.to_json() for trial in self.trials],
             "blamed": [asdict(layer) for layer in self.blamed[:10]],
             "untried": self.untried,
+            "refused": list(self.refused),
         }
 
 
@@ -137,9 +140,9 @@ def search(
     run.time_best()
     blamed = tuple(blame(run.made))
     layers = [layer for layer in blamed if layer.code in permitted]
-    if not run.done and layers:
+    if layers and not run.done:
         _raise_layers(run, plain, layers)
-    elif not layers:
+    elif not run.done:
         run.untried = (
             "no layer was raised to float: check.permit_float allows none of the operators "
             "that are to blame"
@@ -181,8 +184,7 @@ def _raise_layers(run: _Run, options: Quantize, layers: Sequence[Blamed]) -> Non
     def attempt(count: int) -> bool:
         names = tuple(layer.tensor for layer in layers[:count])
         technique = f"{count} layer{'s' if count > 1 else ''} in float"
-        run.attempt(technique, options, base, names)
-        return run.trials[-1].meets
+        return run.attempt(technique, options, base, names)
 
     enough, short = 1, 0
     while not run.late and not attempt(enough):
@@ -210,6 +212,7 @@ class _Run:
         self._latency, self._clock, self._begin = latency, clock, clock()
         self._kept: tuple[Made, Trial, dict[str, Any]] | None = None
         self.trials: list[Trial] = []
+        self.refused: list[str] = []
         self.untried = ""
 
     @property
@@ -222,7 +225,7 @@ class _Run:
     @property
     def done(self) -> bool:
         """Whether the goal is reached, or the time is up."""
-        return bool(self.trials) and (self.trials[-1].meets or self.late)
+        return bool(self.trials) and (any(trial.meets for trial in self.trials) or self.late)
 
     @property
     def made(self) -> Made:
@@ -240,9 +243,19 @@ class _Run:
         options: Quantize,
         changes: Mapping[str, Any],
         float_layers: tuple[str, ...] = (),
-    ) -> None:
-        """Make and judge one file; keep it when it is the best so far."""
+    ) -> bool:
+        """Make and judge one file; keep it when it is the best so far.
+
+        Returns:
+            Whether it reaches the goal. Not so where the technique does not know the model: that
+            is noted, and the search goes on.
+
+        Raises:
+            StageError: the recipe's own options do not make a file.
+        """
         import re
+
+        from edgefuse.errors import StageError
 
         begin = self._clock()
         more = dict(changes)
@@ -252,8 +265,16 @@ class _Run:
                 *(f"^{re.escape(name)}$" for name in float_layers),
             )
         path = self._maker.material.work / f"trial{len(self.trials)}.tflite"
-        made = self._maker.make(options.model_copy(update=more), path)
+        try:
+            made = self._maker.make(options.model_copy(update=more), path)
+        except StageError as error:
+            if not self.trials:
+                raise
+            path.unlink(missing_ok=True)
+            self.refused.append(f"{technique}: {error.message}")
+            return False
         self._take(made, technique, more, float_layers, begin)
+        return self.trials[-1].meets
 
     def fine_tune(
         self, options: Quantize, last_resort: Callable[[Quantize], tuple[Made, str]]
@@ -278,8 +299,9 @@ class _Run:
             technique, changes, score, meets, float_layers, ratio, round(self._clock() - begin, 2)
         )
         self.trials.append(trial)
-        done = f"{technique}: {score.told()}"
-        self._maker.material.progress(len(self.trials), len(self.trials), done)
+        # Nobody knows how many there will be.
+        told = f"candidate {len(self.trials)}, {technique}: {score.told()}"
+        self._maker.material.progress(len(self.trials), 0, told)
         if self._kept is None or self._better(trial, self._kept[1]):
             previous, self._kept = self._kept, (made, trial, dict(changes))
             if previous is not None:
@@ -306,4 +328,5 @@ class _Run:
     def found(self, blamed: tuple[Blamed, ...]) -> Found:
         assert self._kept is not None
         made, trial, _ = self._kept
-        return Found(made, trial, tuple(self.trials), blamed, self.untried)
+        refused = tuple(dict.fromkeys(self.refused))
+        return Found(made, trial, tuple(self.trials), blamed, self.untried, refused)
