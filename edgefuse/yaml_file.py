@@ -295,3 +295,8 @@ def _models(annotation: Any) -> list[type[BaseModel]]:
 def load(path: Path, model: type[ModelType], settings: Sequence[str] = ()) -> ModelType:
     """Read, override and validate a file in one step; see the parts for the errors."""
     return validate(with_overrides(read_yaml(path), settings), model)
+
+
+def written(data: Mapping[str, Any]) -> str:
+    """Plain data as YAML, ASCII alone, its keys in their order."""
+    return str(yaml.safe_dump(data, sort_keys=False, width=1000))

@@ -69,9 +69,15 @@ def outcome_text(search: Mapping[str, Any]) -> str:
     )
 
 
-def trial_rows(search: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
+def trial_rows(
+    search: Mapping[str, Any], narrow: bool = False
+) -> tuple[list[str], list[list[str]]]:
     """Headings and one row of texts a candidate, for a terminal; columns without a figure are left
-    out, and of many candidates the first and the middle ones."""
+    out, and those in the middle of many candidates.
+
+    Args:
+        narrow: leave out all figures but those that the goal judges.
+    """
     trials = rows(search, "trials")
     head = ["candidate", *HEADINGS.values(), "float layers", "time", "took", "goal"]
     table = []
@@ -92,6 +98,9 @@ def trial_rows(search: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
         for place in range(1, len(head) - 1)
         if all(row[place] == DASH or (place == 4 and row[place] == "0") for row in table)
     }
+    if narrow:
+        goal = part(search, "goal")
+        empty |= {1 + i for i, key in enumerate(METRICS) if goal.get(key) is None} | {4, 5, 6}
     kept = [[c for i, c in enumerate(row) if i not in empty] for row in [head, *table]]
     if len(table) > _SHOWN:
         half = _SHOWN // 2

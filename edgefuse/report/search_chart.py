@@ -130,7 +130,7 @@ def frontier_chart(search: Mapping[str, Any]) -> str:
         "float file</text>"
     )
     drawn.append(f'<text class="name" x="{left - 10}" y="14">{METRICS[key]}</text>')
-    edge = _frontier([(ratio, up * value) for ratio, value, _, _ in points])
+    edge = frontier([(ratio, up * value) for ratio, value, _, _ in points])
     line = "L".join(f"{x(r):.1f} {y(up * v):.1f}" for r, v in edge)
     drawn.append(f'<path class="edge" d="M{line}"/>')
     for ratio, value, place, trial in points:
@@ -152,7 +152,7 @@ def frontier_chart(search: Mapping[str, Any]) -> str:
     )
 
 
-def _frontier(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+def frontier(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     """Those that no other beats: as fast or faster, and better; by time."""
     edge: list[tuple[float, float]] = []
     for ratio, worth in sorted(points, key=lambda point: (point[0], -point[1])):

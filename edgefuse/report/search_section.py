@@ -6,14 +6,13 @@ import html
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import yaml
-
 from edgefuse.report import units as write
 from edgefuse.report.cells import Columns, Row, code_name, exact, grid, said, stamp, text
 from edgefuse.report.parts import part, rows
 from edgefuse.report.search import HEADINGS, METRICS, figure_text, layers_of, outcome_text, score_of
 from edgefuse.report.search_chart import dot_chart, frontier_chart
 from edgefuse.report.units import DASH, count, finite, plural, seconds_text
+from edgefuse.yaml_file import written
 
 
 def search_section(held: Mapping[str, Any]) -> str:
@@ -32,7 +31,7 @@ def search_section(held: Mapping[str, Any]) -> str:
             "by the figures themselves; whether the result may ship is the gates' decision.</p>\n"
         )
     out += dot_chart(search) + frontier_chart(search)
-    return out + _blamed(search) + _recipe(search) + _left(held)
+    return out + _refused(search) + _blamed(search) + _recipe(search) + _left(held)
 
 
 def _path(search: Row, trials: Sequence[Row]) -> str:
@@ -75,6 +74,12 @@ def _names(trial: Row) -> list[str]:
     return [write.printable(name) for name in trial.get("float_layers") or ()]
 
 
+def _refused(search: Row) -> str:
+    items = "".join(f"<li>{text(why)}</li>\n" for why in search.get("refused") or ())
+    lead = '<p class="lead">Techniques that do not know this model:</p>\n'
+    return f'{lead}<ul class="warnings">\n{items}</ul>\n' if items else ""
+
+
 def _blamed(search: Row) -> str:
     columns: Columns = {
         "layer to blame": _tensor,
@@ -104,12 +109,11 @@ def _recipe(search: Row) -> str:
             f'<p class="note">The recipe\'s own options{only} make {keep} file: take '
             "<code>goal</code> out of <code>quantize</code> and nothing is searched for.</p>\n"
         )
-    written = yaml.safe_dump({"quantize": options}, sort_keys=False, width=1000)
     qat = "; <code>qat</code> stays as it is" if tuned else ""
     return (
         f'<h3>Without a search</h3>\n<p class="lead">These options make {keep} file; write them '
         f"into the recipe and take <code>goal</code> out{qat}:</p>\n"
-        f'<pre tabindex="0"><code>{html.escape(written)}</code></pre>\n'
+        f'<pre tabindex="0"><code>{html.escape(written({"quantize": options}))}</code></pre>\n'
     )
 
 

@@ -209,7 +209,7 @@ def verdict_table(
     held = part(report, "quantisation")
     search = part(held, "search")
     if rows(search, "trials"):
-        head, trials = trial_rows(search)
+        head, trials = trial_rows(search, narrow=width < 80)
         blocks.append(laid_out([head, *trials], range(1, len(head) - 1), len(head) - 1))
 
     notes: list[str] = []

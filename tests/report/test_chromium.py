@@ -14,6 +14,7 @@ import pytest
 from edgefuse.report import html
 
 from .sample import early, failing, passing
+from .searched import searched
 
 FLAGS = (
     "--headless",
@@ -83,7 +84,12 @@ def _stamp(dom: str) -> str:
 
 @pytest.mark.parametrize(
     ("report", "verdict"),
-    [(passing(), "pass"), (failing(), "fail"), (early(), "error"), ({}, "incomplete")],
+    [
+        (passing() | {"quantisation": searched()}, "pass"),
+        (failing(), "fail"),
+        (early(), "error"),
+        ({}, "incomplete"),
+    ],
 )
 def test_page_opens_alone_and_in_silence(report, verdict, visit):
     seen = visit(html.render(report))

@@ -16,7 +16,7 @@ from .sample import LAYERS, early, failing, passing
 VOID = {"meta", "link", "wbr", "path", "rect", "circle", "br"}
 
 
-class _Outline(HTMLParser):
+class Outline(HTMLParser):
     """Collects text, tags and addresses, and insists that every element is closed in order."""
 
     def __init__(self, page: str) -> None:
@@ -62,7 +62,7 @@ def _strings(value, replacement):
 @pytest.mark.parametrize("report", [passing(), failing(), early(), {}])
 def test_page_is_well_formed_and_asks_for_nothing(report):
     page = html.render(report)
-    outline = _Outline(page)
+    outline = Outline(page)
     assert not {"script", "img", "iframe", "object", "base", "form"} & set(outline.tags)
     addresses = [v for k, v in outline.attributes if k in ("href", "src", "srcset", "action")]
     assert addresses == ["data:,"]
@@ -83,7 +83,7 @@ def test_the_document_is_not_changed():
 
 
 def test_verdict_and_gates_come_first():
-    text = _Outline(html.render(passing())).text
+    text = Outline(html.render(passing())).text
     order = ["pass", "may ship", "Gates", "agreement_percent", "What fused", "What did not fuse"]
     order += ["Fusion contract", "Stages", "Parity", "Artifacts", "To repeat"]
     places = [text.index(word) for word in order]
@@ -95,11 +95,11 @@ def test_verdict_and_gates_come_first():
     ["91.20%", "88.00%", "≥ 85.00%", "+3.00 points", "23.87 dB", "1.72 MiB", "21.1 s", "71.57%"],
 )
 def test_figures_carry_their_units(figure):
-    assert figure in _Outline(html.render(passing())).text
+    assert figure in Outline(html.render(passing())).text
 
 
 def test_exact_values_are_in_titles():
-    attributes = _Outline(html.render(passing())).attributes
+    attributes = Outline(html.render(passing())).attributes
     assert {("title", "1806336"), ("title", "3,790,112 bytes"), ("title", "91.2")} <= set(
         attributes
     )
@@ -118,7 +118,7 @@ def test_digests_are_whole():
 
 
 def test_failure_is_said_with_its_remedy():
-    text = _Outline(html.render(failing())).text
+    text = Outline(html.render(failing())).text
     assert "may not ship" in text
     assert "✕ fail" in text
     assert "? inconclusive needs about 1,100 samples" in text
@@ -160,7 +160,7 @@ def _absences():
 
 @pytest.mark.parametrize("report", list(_absences()))
 def test_any_part_may_be_missing(report):
-    _Outline(html.render(report))
+    Outline(html.render(report))
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), None, "n/a", True, 0, -1.5, 10**30])
@@ -172,7 +172,7 @@ def test_odd_numbers_are_shown_not_drawn_wrong(value):
     report["stages"][1] |= {"seconds": value, "bytes": value}
     report["parity"][0] |= {"max_relative_error": value, "limit": value}
     page = html.render(report)
-    _Outline(page)
+    Outline(page)
     assert not re.search(r'(?:x|cx|d|width)="[^"]*(?:nan|inf)', page)
 
 
@@ -183,7 +183,7 @@ def test_odd_numbers_are_shown_not_drawn_wrong(value):
 def test_every_string_is_escaped(attack):
     report = _strings(passing(), attack)
     page = html.render(report)
-    outline = _Outline(page)
+    outline = Outline(page)
     assert "script" not in outline.tags
     assert not [k for k, _ in outline.attributes if k.startswith("on")]
     assert " ".join(attack.split()) in outline.text
@@ -195,7 +195,7 @@ def test_keys_are_escaped_too():
     report["fusion"] |= {f"operators_{k}": hostile for k in ("before", "after", "tflite")}
     report["gates"][0]["figures"] = {"<script>": {"<img>": 1}}
     report["environment"] = {"<script>": "<script>"}
-    assert not {"script", "img"} & set(_Outline(html.render(report)).tags)
+    assert not {"script", "img"} & set(Outline(html.render(report)).tags)
 
 
 def test_unicode_is_kept_and_what_is_no_text_is_marked():
@@ -209,7 +209,7 @@ def test_unicode_is_kept_and_what_is_no_text_is_marked():
 def test_a_bound_that_misses_by_little_never_reads_as_the_threshold():
     report = passing()
     report["gates"][0]["checks"][0] |= {"bound": 84.9996, "verdict": "fail"}
-    text = _Outline(html.render(report)).text
+    text = Outline(html.render(report)).text
     assert "84.9996%" in text
     assert "≥ 85.0000%" in text
 
