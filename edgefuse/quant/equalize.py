@@ -294,7 +294,7 @@ def _scalable(network: Network, step: Step) -> bool:
 def _keeps(network: Network, step: Step, read: Sequence[int]) -> bool:
     """Whether an operator's result has the scales of its operands, channel by channel."""
     model, operator = network.model, step.operator
-    if operator.code not in _KEEPING:
+    if operator.code not in _KEEPING or not read:
         return False
     shapes = [model.tensors[i].shape for i in (*read, *operator.outputs)]
     if any(not shape or shape[-1] != shapes[0][-1] for shape in shapes):
