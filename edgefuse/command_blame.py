@@ -49,7 +49,8 @@ def blame_recipe(
 
     Returns:
         The document (schema 1: ``full``, ``layers``, ``moves``, ``left_float``, ``strangers``,
-        ``warnings``), and the folder that holds it as blame.json and blame.html.
+        ``warnings``; ``float_stage``: whose file is the reference), and the folder that holds it as
+        blame.json and blame.html.
 
     Raises:
         RecipeError, UsageError: before anything is run.
@@ -67,7 +68,9 @@ def blame_recipe(
         log = (folder / LOG).absolute()
         with logged(log, command), job.store.work_folder() as work:
             result = _made(job, int8_file is not None, work, console, log)
-            found = _blamed(job, result.made, int8_file, samples, work, console)
+            float_stage = _reference(result, int8_file)
+            reference = result.made[float_stage]
+            found = _blamed(job, reference, result.made, int8_file, samples, work, console)
             modules = _modules(result.made, int8_file)
     finally:
         console.close()
@@ -75,6 +78,7 @@ def blame_recipe(
         "schema": 1,
         "recipe": job.recipe.name,
         "int8_file": str(int8_file) if int8_file is not None else "",
+        "float_stage": float_stage,
         "target": job.target.name,
         "edgefuse": __version__,
         "command": command,
@@ -113,8 +117,22 @@ def _made(job: Job, given: bool, work: Path, console: Console, log: Path) -> Res
     return result
 
 
+def _reference(result: Result, int8_file: Path | None) -> str:
+    """The stage whose float file the int8 file was quantised from. In that of ``convert`` the
+    channels of an equalised model have other scales, and every layer would look wrong."""
+    if int8_file is not None:
+        return "convert"
+    evidence = result.made["quantize"].evidence
+    if "fine_tuning" in evidence:
+        result.warnings.append(
+            "the weights were fine-tuned: what training changed counts as noise of the layers too"
+        )
+    return "equalize" if evidence.get("equalized") else "convert"
+
+
 def _blamed(
     job: Job,
+    float_model: Artifact,
     made: Mapping[str, Artifact],
     int8_file: Path | None,
     count: int,
@@ -126,7 +144,6 @@ def _blamed(
     from edgefuse.tflite.feeds import source_layouts, streamed
 
     recipe = job.recipe
-    float_model = made["convert"]
     downloads = Downloads(job.store.root / "downloads", job.base, console.tell)
     chosen = _spread(job.samples_of("evaluation"), downloads, max(count, recipe.model.batch))
     feeds = (feed for feed, _ in batches(chosen, recipe.model.batch))

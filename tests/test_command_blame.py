@@ -177,6 +177,27 @@ def test_a_file_of_another_model_is_refused(
     assert not (tmp_path / "out/blame.json").exists()
 
 
+def test_an_equalised_file_is_compared_with_the_equalised_float_file(
+    recipe: Path, ran: tuple[Ended, dict[str, Any]], tmp_path: Path
+) -> None:
+    """Its inner tensors are scaled channel by channel: beside convert's they look all wrong."""
+    equalised = ("--set", "quantize.equalize=true")
+    ended = edgefuse("blame", recipe, "--json", "--out", tmp_path, *equalised)
+    assert ended.code == 0, ended.err
+    document = json.loads(ended.out)
+    assert document["float_stage"] == "equalize" and ran[1]["float_stage"] == "convert"
+    levels = [row["accumulated"]["sqnr_db"] for row in document["layers"]]
+    assert min(levels) > 20 and document["full"]["sqnr_db"] > 20
+    ended = edgefuse("run", recipe, "--until", "quantize", "--out", tmp_path / "run", *equalised)
+    assert ended.code == 0, ended.err
+    given = tmp_path / "run/tiny_full_integer_quant.tflite"
+    ended = edgefuse("blame", recipe, "--json", "--out", tmp_path, "--int8", given)
+    assert ended.code == 0, ended.err
+    document = json.loads(ended.out)
+    assert document["float_stage"] == "convert"
+    assert min(row["accumulated"]["sqnr_db"] for row in document["layers"]) < 5
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
