@@ -29,6 +29,10 @@ data:
 quantize:
   ranges: percentile
   tail_percent: 0.01
+  # When int8 is too far from float (`edgefuse blame` names the layers), the cheapest first:
+  # equalize: true   # even out the channels between layers
+  # rounding: gptq   # round the weights by what the samples make of it
+  # goal: {{min_agreement: 0.97}}   # search by itself; needs data.validation, samples of its own
 
 # Thresholds are judged by the one-sided 95% bound: choose what your sample can decide.
 gates:

@@ -44,6 +44,19 @@ def test_a_torch_model() -> None:
     assert not recipe.release
 
 
+def test_what_is_only_suggested_is_valid_too() -> None:
+    write("mypackage.models:make_net", "--shape", "1,3,96,128")
+    text = Path("recipe.yaml").read_text()
+    for key in ("equalize", "rounding", "goal"):
+        assert text.count(f"\n  # {key}: ") == 1
+        text = text.replace(f"  # {key}: ", f"  {key}: ")
+    own = "\n  validation: {folder: pictures, split: {seed: 0, first: 50}}\n  calibration:"
+    Path("recipe.yaml").write_text(text.replace("\n  calibration:", own))
+    recipe = load(Path("recipe.yaml"), Recipe)
+    assert recipe.quantize.equalize and recipe.quantize.rounding == "gptq"
+    assert recipe.quantize.goal is not None and recipe.quantize.goal.min_agreement == 0.97
+
+
 def test_an_onnx_model_of_pictures() -> None:
     onnx_file("models/net-1.onnx", "float[N,224,224,3] x")
     recipe = write("models/net-1.onnx", "--out", "recipes/net.yaml")
