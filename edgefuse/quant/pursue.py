@@ -138,11 +138,10 @@ def fine_tuned(maker: Maker, options: Quantize, recipe: Recipe, context: Context
         work=work / "training",
         progress=lambda done, total: context.progress(done, total, "fine-tuning steps"),
     )
-    if tuned.last_loss >= tuned.first_loss:
+    if not tuned.best_step:
         context.warn(
-            f"fine-tuning did not lower its loss on the training samples ({tuned.first_loss:.3g} "
-            f"before, {tuned.last_loss:.3g} after): try another quantize.qat.learning_rate, or "
-            "leave qat out"
+            f"fine-tuning never lowered its loss on the training samples ({tuned.first_loss:.3g}): "
+            "lower quantize.qat.learning_rate, give more steps, or leave qat out"
         )
     made = maker.remake(plain, base, trained, work / "trained.tflite")
     base.path.unlink()

@@ -6,7 +6,8 @@ The int8 file learns from the float network, on samples that need no labels:
 
 with the distance of :mod:`edgefuse.quant.lesson`; ``label_weight`` of it may be the cross-entropy
 on labels instead. Forward and backward are those of :mod:`edgefuse.quant.trainable`; Adam, with a
-learning rate that falls to 0 along a cosine, and gradients of norm 1 at most.
+learning rate that rises over a tenth of the steps and falls to 0 along a cosine, and gradients of
+norm 1 at most. The weights kept are those of the least loss, those of the beginning among them.
 
     new float .tflite = the old one with the trained constants
 
@@ -39,6 +40,9 @@ if TYPE_CHECKING:
     Feed = Mapping[str, Array]
 
 _MOST_NORM = 1.0
+# The first tenth of the steps are small: Adam knows no gradient's size yet.
+_WARM_UP = 10
+_LOOKS = 4
 _THREADS = 2
 
 
@@ -47,13 +51,16 @@ class Tuned:
     """What fine-tuning did.
 
     Attributes:
+        best_step: after which the loss was least, of four looks at it; 0 when it never fell, and
+            the weights are those of the beginning.
         layers: how many layers have trained weights.
         samples: how many different samples were drawn.
-        first_loss, last_loss: before and after, on the same samples of the training set.
+        first_loss, last_loss: before, and at the best step, on the same training samples.
         seconds: in all.
     """
 
     steps: int
+    best_step: int
     layers: int
     samples: int
     first_loss: float
@@ -63,6 +70,7 @@ class Tuned:
     def to_json(self) -> dict[str, Any]:
         return {
             "steps": self.steps,
+            "best_step": self.best_step,
             "layers": self.layers,
             "samples": self.samples,
             "first_loss": float(f"{self.first_loss:.5g}"),
@@ -126,29 +134,34 @@ def fine_tune(
                 hint="look for NaN and infinity in data.training",
                 where="quantize.qat",
             )
-        _train(student, lesson, options, progress)
-        last = lesson.loss_now(student)
+        best_step, last = _train(student, lesson, options, first, progress)
     finally:
         torch.set_num_threads(threads)
         shutil.rmtree(work, ignore_errors=True)
     data = _unshared(float_file.read_bytes(), student.parameters)
     destination.write_bytes(with_constants(data, student.values()))
     seconds = time.monotonic() - begin
-    return Tuned(options.steps, student.layers, lesson.count, first, last, seconds)
+    return Tuned(options.steps, best_step, student.layers, lesson.count, first, last, seconds)
 
 
 def _train(
     student: Trainable,
     lesson: Lesson,
     options: Qat,
+    first: float,
     progress: Callable[[int, int], None] | None,
-) -> None:
+) -> tuple[int, float]:
+    """Leaves the student as it was at its best; that step, and its loss."""
     import torch
 
     changes = list(student.changes())
+    best_step, best, kept = 0, first, [change.detach().clone() for change in changes]
+    warm_up = max(1, options.steps // _WARM_UP)
+    marks = {-(-options.steps * k // _LOOKS) for k in range(1, _LOOKS + 1)}
     optimiser = torch.optim.Adam(changes, lr=options.learning_rate)
     for done in range(options.steps):
         rate = options.learning_rate * (1 + math.cos(math.pi * done / options.steps)) / 2
+        rate *= min(1.0, (done + 1) / warm_up)
         optimiser.param_groups[0]["lr"] = rate
         optimiser.zero_grad()
         drawn = lesson.order[done * options.batch : (done + 1) * options.batch]
@@ -166,8 +179,15 @@ def _train(
                 where="quantize.qat",
             )
         optimiser.step()
+        if done + 1 in marks and (now := lesson.loss_now(student)) < best:
+            best_step, best = done + 1, now
+            kept = [change.detach().clone() for change in changes]
         if progress is not None:
             progress(done + 1, options.steps)
+    with torch.no_grad():
+        for change, value in zip(changes, kept):
+            change.copy_(value)
+    return best_step, best
 
 
 def _unshared(data: bytes, indices: Iterable[int]) -> bytes:

@@ -148,6 +148,14 @@ def test_a_second_run_gives_the_same_bytes(tmp_path: Path) -> None:
     assert (tmp_path / "0.tflite").read_bytes() != (tmp_path / "2.tflite").read_bytes()
 
 
+def test_weights_that_only_got_worse_are_not_kept(tmp_path: Path) -> None:
+    case = Case(tmp_path, classifier())
+    tuned = case.tune(Qat(steps=4, learning_rate=0.5, batch=2), count=8)
+    assert tuned.best_step == 0 and tuned.last_loss == tuned.first_loss
+    again = case.quantize(tmp_path / "tuned.tflite", tmp_path / "again.tflite")
+    assert case.sqnr_db(again) == case.sqnr_db(case.int8)
+
+
 def test_labels_may_share_in_the_loss(tmp_path: Path) -> None:
     case = Case(tmp_path, classifier(), 0.35)
     labels = [4] * 32
