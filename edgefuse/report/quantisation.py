@@ -88,7 +88,7 @@ def quantisation(recipe: Recipe, outcomes: Iterable[Outcome], out: Path) -> dict
     changes = part(part(evidence, "search"), "options")
     options |= {key: value for key, value in changes.items() if key != "qat"}
     even = held["equalize"].evidence if "equalize" in held else {}
-    if even:
+    if part(even, "equalize"):
         error = part(even, "parity").get("max_rel_to_peak")
         left["equalisation"] = {**part(even, "equalize"), "max_relative_error": error}
     evidence = {k: v for k, v in evidence.items() if k not in ("summary", "warnings")}

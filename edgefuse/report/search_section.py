@@ -88,7 +88,11 @@ def _blamed(search: Row) -> str:
             b.get("share_percent"), write.quantity(b.get("share_percent"), "%", 1)
         ),
     }
-    return grid("Layers to blame for the noise", columns, rows(search, "blamed"))
+    table = grid("Layers to blame for the noise", columns, rows(search, "blamed"))
+    return table and (
+        f'{table}<p class="note">Each layer\'s share by itself, of the file that was nearest '
+        "without float layers; shares overlap and need not add up to 100%.</p>\n"
+    )
 
 
 def _tensor(layer: Row) -> str:
