@@ -14,6 +14,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from edgefuse.errors import StageError
+
 if TYPE_CHECKING:
     import numpy as np
 
@@ -33,7 +35,8 @@ class Material:
 
     Attributes:
         float_file: the float .tflite.
-        equalized_file: the same with its channels equalised; None where nobody asks for it.
+        equalized_file: the same with its channels equalised; None where nobody asks for it, or
+            where ``not_equalized`` says why it could not be.
         feeds: starts the calibration samples anew: float32 by signature name, in the file's layout.
         samples, digest, batch: their number, the set's digest, and how many a feed holds.
         given: ranges that the model brings itself (QDQ), by tensor name.
@@ -54,6 +57,7 @@ class Material:
     scratch: Path
     warn: Callable[[str], None]
     progress: Progress
+    not_equalized: str = ""
 
 
 @dataclass(frozen=True)
@@ -95,7 +99,11 @@ class Maker:
 
         material = self.material
         source = material.equalized_file if options.equalize else material.float_file
-        assert source is not None
+        if source is None:
+            raise StageError(
+                f"the channels could not be equalised: {material.not_equalized}",
+                hint="set quantize.equalize: false",
+            )
         model = read_model(source)
         int16 = named_operators(model, options.int16, "quantize.int16")
         measured = with_int16(model, self._ranges(source, options), int16, options)
@@ -123,6 +131,7 @@ class Maker:
                 destination,
                 material.feeds(),
                 rounding=gptq,
+                may_be_none=bool(options.keep_float),
                 progress=lambda done, total: material.progress(done, total, "rounding layers"),
             )
             evidence["rounding"] = {

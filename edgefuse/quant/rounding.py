@@ -64,6 +64,7 @@ def improve(
     feeds: Iterable[Feed],
     *,
     rounding: bool,
+    may_be_none: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> Rounded:
     """Rewrite weights (with ``rounding``) and biases of ``int8_file``, in place.
@@ -72,6 +73,7 @@ def improve(
         float_file: what the int8 file was made from.
         feeds: calibration samples, float32 by signature name in the files' layout.
         rounding: GPTQ for the weights; without it only biases change.
+        may_be_none: a file without int8 layers stays as it is, as when all were raised to float.
         progress: is told layers done and their number.
 
     Raises:
@@ -93,7 +95,7 @@ def improve(
     try:
         simulation = simulate(read_model(float_file), read_model(int8_file))
         with torch.inference_mode():
-            found = _walk(simulation, feeds, rounding, progress)
+            found = _walk(simulation, feeds, rounding, may_be_none, progress)
     finally:
         torch.set_num_threads(threads)
     int8_file.write_bytes(with_constants(int8_file.read_bytes(), found.values))
@@ -104,22 +106,25 @@ def _walk(
     simulation: Simulation,
     feeds: Iterable[Feed],
     rounding: bool,
+    may_be_none: bool,
     progress: Callable[[int, int], None] | None,
 ) -> Rounded:
     from edgefuse.quant.layer import layer_of
 
     network = simulation.network
-    held = _Held(simulation, feeds)
     layers = {
         step.operator.index: layer
         for step in network.steps
         if (layer := layer_of(simulation, step)) is not None
     }
+    if not layers and may_be_none:
+        return Rounded({}, 0, 0, 0.0)
     if not layers:
         raise StageError(
             "no int8 convolution or fully connected layer to improve",
             hint="set quantize.rounding: nearest and quantize.correct_bias: none",
         )
+    held = _Held(simulation, feeds)
     values: dict[int, np.ndarray[Any, Any]] = {}
     changed = weights = done = 0
     for step in network.steps:

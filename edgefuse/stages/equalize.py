@@ -1,16 +1,20 @@
 """Float TFLite to float TFLite whose channels use their tensors' int8 ranges evenly.
 
 The function stays what it was, up to channels that pass their ReLU6 on samples that calibration did
-not see; how far that goes is measured on evaluation samples and limited.
+not see; how far that goes is measured on evaluation samples and limited. A model that
+cannot be equalised is left as it is where only a search might have asked for it.
 """
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from edgefuse.artifact import Artifact, Product
+from edgefuse.errors import ParityError, StageError
 from edgefuse.recipe import Recipe
 from edgefuse.stage import Context, stage
 
@@ -29,13 +33,29 @@ _MAX_RELATIVE_ERROR = 0.05
     applies=lambda recipe: recipe.quantize.may_equalize,
 )
 def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Product:
+    float_model = inputs["convert"]
+    path = context.work / context.file_name
+    try:
+        evidence = _equalized(float_model, path, recipe, context)
+    except (ParityError, StageError) as error:
+        if recipe.quantize.equalize:
+            raise
+        # Only a search may ask for it, and goes on without.
+        shutil.copyfile(float_model.path, path)
+        evidence = {"refused": error.message, "summary": f"left as it was: {error.message}"}
+    return Product("tflite", path, float_model.signature, evidence)
+
+
+def _equalized(
+    float_model: Artifact, path: Path, recipe: Recipe, context: Context
+) -> dict[str, Any]:
+    """Write the file; the evidence."""
     from edgefuse.data import batches, take
     from edgefuse.parity import difference
     from edgefuse.quant.equalize import equalize
     from edgefuse.tflite.feeds import run_samples, source_layouts, streamed
 
-    float_model, layouts = inputs["convert"], source_layouts(recipe)
-    samples = context.samples("calibration")
+    layouts, samples = source_layouts(recipe), context.samples("calibration")
 
     def feeds() -> Iterator[dict[str, Any]]:
         done = 0
@@ -44,7 +64,6 @@ def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Pro
             done += len(held)
             context.progress(done, samples.count, "channel ranges")
 
-    path = context.work / context.file_name
     found = equalize(float_model.path, path, streamed(float_model.signature, layouts, feeds()))
     judged = take(
         context.samples("evaluation"), context.downloads, _COMPARED_BATCHES, recipe.model.batch
@@ -58,10 +77,9 @@ def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Pro
         hint="calibrate on more samples, of the kind that the model will see, or set "
         "quantize.equalize: false",
     )
-    evidence = {
+    return {
         "equalize": found,
         "parity": asdict(found_error),
         "summary": f"{found['channels']} channels in {found['groups']} groups, relative error "
         f"{found_error.max_rel_to_peak:.1e}",
     }
-    return Product("tflite", path, float_model.signature, evidence)

@@ -85,6 +85,7 @@ def _material(
     from edgefuse.tflite.feeds import source_layouts, streamed
 
     samples, float_model = context.samples("calibration"), inputs["convert"]
+    unequal = inputs["equalize"].evidence.get("refused", "") if "equalize" in inputs else ""
 
     def feeds() -> Iterator[dict[str, Any]]:
         done = 0
@@ -95,7 +96,8 @@ def _material(
 
     return Material(
         float_file=float_model.path,
-        equalized_file=inputs["equalize"].path if "equalize" in inputs else None,
+        equalized_file=None if unequal or "equalize" not in inputs else inputs["equalize"].path,
+        not_equalized=unequal,
         feeds=lambda: streamed(float_model.signature, source_layouts(recipe), feeds()),
         samples=samples.count,
         digest=samples.digest,

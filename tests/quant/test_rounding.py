@@ -375,3 +375,11 @@ def test_no_layer_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(StageError, match="no int8 convolution or fully connected") as caught:
         improve(source, int8, feeds(source, 4, 1), rounding=True)
     assert "quantize.rounding: nearest" in caught.value.hint
+
+
+def test_all_layers_in_float_leave_nothing_to_do(tmp_path: Path) -> None:
+    source, int8 = made(tmp_path, wide(), keep_float={0, 1, 2}, output_type="float32")
+    given = int8.read_bytes()
+    found = improve(source, int8, feeds(source, 4, 1), rounding=True, may_be_none=True)
+    assert (found.layers, found.samples, found.changed_fraction) == (0, 0, 0)
+    assert int8.read_bytes() == given
