@@ -1,72 +1,92 @@
-"""One quantised file by the recipe's options: what is looked at, and what the evidence says."""
+"""One quantised file as a recipe asks for it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from pydantic import ValidationError
-from tflite.tiny import float_file, weights
 
+from edgefuse.errors import RecipeError, StageError
+from edgefuse.quant import measure
 from edgefuse.quant.make import Maker, Material
-from edgefuse.recipe_quantize import Quantize
-from edgefuse.tflite.read import read_model
-
-SHAPE = (1, 8, 8, 3)
-
-
-def material(folder: Path, feeds: Any) -> Material:
-    path = folder / "float.tflite"
-    path.write_bytes(float_file(weights()))
-    return Material(
-        float_file=path,
-        equalized_file=None,
-        feeds=feeds,
-        samples=4,
-        digest="",
-        batch=1,
-        given={},
-        runtime="litert",
-        work=folder,
-        scratch=folder / "scratch",
-        warn=pytest.fail,
-        progress=lambda *_: None,
-    )
+from edgefuse.recipe_quantize import Quantize, TensorRule
+from edgefuse.tflite.read import Tensor, read_model
+from quant.networks import Feed, classifier, feeds
 
 
-@pytest.mark.parametrize("format", ["dynamic_range", "float16"])
-def test_float_activations_need_no_sample(format: str, tmp_path: Path) -> None:
-    def feeds() -> Iterator[Any]:
-        pytest.fail("a sample was asked for")
-
-    maker = Maker(material(tmp_path, feeds))
-    options = Quantize.model_validate({"format": format})
-    made = maker.make(options, tmp_path / "made.tflite")
-    model = read_model(made.path)
-    assert {t.dtype for op in model.operators for t in model.activations_of(op)} == {"float32"}
-    assert not made.measured.statistics and not made.measured.ranges
-    assert made.evidence["method"] == "none" and made.evidence["calibration_samples"] == 0
-
-
-def test_int8_looks_at_every_sample(tmp_path: Path) -> None:
-    draw = np.random.default_rng(0)
-    seen = []
-
-    def feeds() -> Iterator[Any]:
-        for number in range(4):
-            seen.append(number)
-            yield {"picture": draw.standard_normal(SHAPE).astype(np.float32)}
-
-    made = Maker(material(tmp_path, feeds)).make(Quantize(), tmp_path / "made.tflite")
-    assert seen == [0, 1, 2, 3] and made.evidence["method"] == "percentile"
+def _maker(folder: Path, samples: Sequence[Feed], **more: Any) -> Maker:
+    source = folder / "float.tflite"
+    source.write_bytes(classifier())
+    more = {"equalized_file": None, **more}
+    return Maker(
+        Material(
+            float_file=source, feeds=lambda: iter(samples), samples=len(samples), digest="0" * 64,
+            batch=1, given={}, runtime="litert", work=folder, scratch=folder,
+            warn=lambda _: None, progress=lambda *_: None, **more,
+        )
+    )  # fmt: skip
 
 
-@pytest.mark.parametrize("format", ["dynamic_range", "float16"])
-def test_options_about_ranges_are_refused_where_there_are_none(format: str) -> None:
-    rule = {"match": "x", "ranges": "minmax"}
-    for key, value in (("tensors", [rule]), ("head", "classes")):
-        with pytest.raises(ValidationError, match=f"{key} is about ranges, and {format} has none"):
-            Quantize.model_validate({"format": format, key: value})
+def _made(maker: Maker, folder: Path, **options: Any) -> dict[str, Tensor]:
+    made = maker.make(Quantize(**options), folder / "int8.tflite")
+    return {tensor.name: tensor for tensor in read_model(made.path).tensors}
+
+
+def test_tensors_between_int16_operators_keep_all_values(tmp_path: Path) -> None:
+    samples = feeds(classifier(), 16, 1)
+    samples[3]["x"] = samples[3]["x"] * 30
+    maker = _maker(tmp_path, samples)
+    cut = {"tail_percent": 2.0}
+    plain = _made(maker, tmp_path, **cut)
+    mixed = _made(maker, tmp_path, **cut, int16=("^joined$", "^last$", "^wide$"))
+    assert mixed["joined"].dtype == "int16"
+    peak = {name: tensor.real_range[1] for name, tensor in mixed.items() if tensor.real_range}
+    before = {name: tensor.real_range[1] for name, tensor in plain.items() if tensor.real_range}
+    # wide and joined are touched by int16 operators alone; stem by int8 ones too.
+    assert peak["joined"] > 2 * before["joined"]
+    assert peak["stem"] == pytest.approx(before["stem"], rel=0.02)
+    rule = (TensorRule(match="^joined$", ranges="percentile", tail_percent=2.0),)
+    ruled = _made(maker, tmp_path, **cut, tensors=rule, int16=("^joined$", "^last$", "^wide$"))
+    assert ruled["joined"].real_range is not None
+    assert ruled["joined"].real_range[1] == pytest.approx(before["joined"], rel=0.02)
+
+
+def test_samples_are_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    real = measure.calibrate
+
+    def counted(*given: Any, **more: Any) -> Any:
+        calls.append(given)
+        return real(*given, **more)
+
+    monkeypatch.setattr(measure, "calibrate", counted)
+    maker = _maker(tmp_path, feeds(classifier(), 8, 1))
+    one = _made(maker, tmp_path)
+    other = _made(maker, tmp_path, ranges="percentile", tail_percent=3.0)
+    assert len(calls) == 1
+    assert one["last"].scales != other["last"].scales
+
+
+@pytest.mark.parametrize("key", ["keep_float", "int16"])
+def test_a_pattern_that_finds_nothing(tmp_path: Path, key: str) -> None:
+    maker = _maker(tmp_path, feeds(classifier(), 4, 1))
+    with pytest.raises(RecipeError, match="joinde") as caught:
+        maker.make(Quantize(**{key: ("joinde",)}), tmp_path / "int8.tflite")
+    assert caught.value.where == f"quantize.{key}"
+    assert "joined" in caught.value.hint
+
+
+def test_a_file_that_could_not_be_equalised_is_not_made(tmp_path: Path) -> None:
+    maker = _maker(tmp_path, feeds(classifier(), 4, 1), not_equalized="it knows no ARG_MAX")
+    with pytest.raises(StageError, match="it knows no ARG_MAX"):
+        maker.make(Quantize(equalize=True), tmp_path / "int8.tflite")
+
+
+def test_evidence(tmp_path: Path) -> None:
+    maker = _maker(tmp_path, feeds(classifier(), 8, 1))
+    made = maker.make(Quantize(rounding="gptq", keep_float=("wide",)), tmp_path / "int8.tflite")
+    assert made.evidence["rounding"]["layers"] == 4
+    assert made.evidence["rounding"]["samples"] == 8
+    assert made.evidence["equalized"] is False
