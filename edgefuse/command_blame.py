@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from edgefuse.artifact import Artifact
     from edgefuse.console import Console
     from edgefuse.data import Sample, SampleSet
-    from edgefuse.quant.blame import Blame
+    from edgefuse.quant.blame.blame import Blame
 
 LOG = "blame.log"
 FILES = ("blame.json", "blame.html")
@@ -140,7 +140,7 @@ def _blamed(
     console: Console,
 ) -> Blame:
     from edgefuse.data import batches
-    from edgefuse.quant.blame import blame
+    from edgefuse.quant.blame.blame import blame
     from edgefuse.tflite.feeds import source_layouts, streamed
 
     recipe = job.recipe

@@ -12,7 +12,7 @@ import pytest
 import yaml
 from cases.tflite_file import conv_file
 from command import Ended, edgefuse
-from quant.planted import Fault, far_apart
+from quant.blame.planted import Fault, far_apart
 
 pytestmark = pytest.mark.xdist_group("blame")
 

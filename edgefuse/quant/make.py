@@ -19,8 +19,8 @@ from edgefuse.errors import StageError
 if TYPE_CHECKING:
     import numpy as np
 
-    from edgefuse.quant.measure import Measured
-    from edgefuse.quant.ranges import Range
+    from edgefuse.quant.calibration.measure import Measured
+    from edgefuse.quant.calibration.ranges import Range
     from edgefuse.recipe_quantize import Quantize
     from edgefuse.stage import Progress
     from edgefuse.tflite.read import TfliteModel
@@ -90,11 +90,11 @@ class Maker:
             RecipeError: an expression of keep_float or int16 that matches no operator.
             StageError, DataError: as the steps do.
         """
-        from edgefuse.quant.formats import named_operators
-        from edgefuse.quant.head_bias import correct_head
-        from edgefuse.quant.layer import MOST_STEPS
-        from edgefuse.quant.quantize import quantize_file
-        from edgefuse.quant.rounding import improve
+        from edgefuse.quant.weights.head_bias import correct_head
+        from edgefuse.quant.weights.layer import MOST_STEPS
+        from edgefuse.quant.weights.rounding import improve
+        from edgefuse.quant.writing.formats import named_operators
+        from edgefuse.quant.writing.quantize import quantize_file
         from edgefuse.tflite.read import read_model
 
         material = self.material
@@ -154,8 +154,8 @@ class Maker:
         return replace(made, evidence=base.evidence)
 
     def _ranges(self, source: Path, options: Quantize) -> Measured:
-        from edgefuse.quant.formats import ACTIVATION_BITS
-        from edgefuse.quant.measure import measure_ranges, rechosen, unmeasured
+        from edgefuse.quant.calibration.measure import measure_ranges, rechosen, unmeasured
+        from edgefuse.quant.writing.formats import ACTIVATION_BITS
 
         if ACTIVATION_BITS[options.format] is None:
             return unmeasured()
@@ -184,7 +184,7 @@ def with_int16(
     A 32,767th of the peak is no step to clip values for. What an int8 operator reads or writes
     keeps the range that is best for int8.
     """
-    from edgefuse.quant.ranges import choose
+    from edgefuse.quant.calibration.ranges import choose
 
     touching: dict[int, list[bool]] = {}
     for operator in model.operators:

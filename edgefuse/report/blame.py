@@ -1,6 +1,6 @@
 """Which layer costs what: as a table on a terminal, and as a page with two charts.
 
-What a figure means is in :mod:`edgefuse.quant.blame`, which measures it. The charts say nothing
+What a figure means is in :mod:`~.blame`, which measures it. The charts say nothing
 that the tables below them do not. Any part of the document may be missing.
 """
 

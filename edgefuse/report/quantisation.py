@@ -7,7 +7,7 @@ options                 the recipe's section ``quantize``, with what a search ch
 calibration_samples     how many samples the ranges are from
 method, tensors         how ranges follow from values, and how many there are
 max_clipped_fraction    of the values of a tensor, at most
-convergence             whether the ranges have settled (:mod:`edgefuse.quant.convergence`)
+convergence             whether the ranges have settled (:mod:`~.convergence`)
 head                    what clipping a classifier's scores did
 equalized               whether the file is of the equalised float file
 equalisation            ``channels``, ``groups``, ``max_relative_error`` of the equalised file
@@ -15,9 +15,9 @@ rounding                layers rewritten, and the fraction of their weights that
 head_bias               what was taken off the biases of the last layer
 fine_tuning             steps, samples, first and last loss
 given                   of a QDQ model: what is as given, and what is not
-lint                    findings with their remedies (:mod:`edgefuse.quant.lint`)
+lint                    findings with their remedies (:mod:`edgefuse.quant.lint.lint`)
 search                  goal, trials in order, what was chosen, the layers to blame
-                        (:mod:`edgefuse.quant.search`); of a search in vain too
+                        (:mod:`edgefuse.quant.search.search`); of a search in vain too
 left                    files that a search in vain left beside the report
 ======================  ==========================================================================
 """

@@ -52,7 +52,7 @@ def _equalized(
     """Write the file; the evidence."""
     from edgefuse.data import batches, take
     from edgefuse.parity import difference
-    from edgefuse.quant.equalize import equalize
+    from edgefuse.quant.weights.equalize import equalize
     from edgefuse.tflite.feeds import run_samples, source_layouts, streamed
 
     layouts, samples = source_layouts(recipe), context.samples("calibration")

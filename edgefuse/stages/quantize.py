@@ -15,7 +15,7 @@ from edgefuse.stage import Context, stage
 
 if TYPE_CHECKING:
     from edgefuse.quant.make import Made, Material
-    from edgefuse.quant.qdq import Carried
+    from edgefuse.quant.qdq.qdq import Carried
 
 _LINTED = ("calibration", "evaluation", "validation", "training")
 
@@ -31,10 +31,10 @@ _LINTED = ("calibration", "evaluation", "validation", "training")
     tools=("ai-edge-quantizer", "ai-edge-litert", "numpy", "torch"),
 )
 def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Product:
-    from edgefuse.quant.exact import described, write_exact
-    from edgefuse.quant.lint import lint
+    from edgefuse.quant.lint.lint import lint
     from edgefuse.quant.make import Maker
-    from edgefuse.quant.qdq import refuse_options
+    from edgefuse.quant.qdq.exact import described, write_exact
+    from edgefuse.quant.qdq.qdq import refuse_options
     from edgefuse.tflite.feeds import with_output_layouts
     from edgefuse.tflite.read import read_model, signature_of
 
@@ -49,7 +49,7 @@ def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Pro
     if options.goal is None and options.qat is None:
         made = maker.make(options, path)
     else:
-        from edgefuse.quant.pursue import fine_tuned, pursue
+        from edgefuse.quant.search.pursue import fine_tuned, pursue
 
         if options.goal is not None:
             made, evidence["search"] = pursue(maker, recipe, context)
@@ -114,7 +114,7 @@ def _material(
 def _carried(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Carried | None:
     """The scales that a QDQ model brings itself."""
     from edgefuse.data import take
-    from edgefuse.quant.qdq import carried
+    from edgefuse.quant.qdq.qdq import carried
     from edgefuse.tflite.feeds import source_layouts
 
     if "export" not in inputs:

@@ -35,7 +35,7 @@ def measure(recipe: Path, model: Path, count: int) -> dict[str, float]:
     """Calibrate in this process on ``count`` crops of the recipe's calibration pictures."""
     from edgefuse.data import batches, open_samples
     from edgefuse.fetch import Downloads
-    from edgefuse.quant.measure import measure_ranges
+    from edgefuse.quant.calibration.measure import measure_ranges
     from edgefuse.recipe import Crops, Recipe
     from edgefuse.store import default_root
     from edgefuse.tflite.feeds import source_layouts, streamed

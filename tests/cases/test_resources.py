@@ -18,7 +18,7 @@ _CALIBRATE = r"""
 import re, sys
 from pathlib import Path
 from edgefuse.data import open_samples
-from edgefuse.quant.calibrate import calibrate
+from edgefuse.quant.calibration.calibrate import calibrate
 from edgefuse.recipe import Samples, TensorShape
 from edgefuse.tflite.read import read_model, signature_of
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from edgefuse.errors import RecipeError, StageError
-from edgefuse.quant import measure
+from edgefuse.quant.calibration import measure
 from edgefuse.quant.make import Maker, Material
 from edgefuse.recipe_quantize import Quantize, TensorRule
 from edgefuse.tflite.read import Tensor, read_model
-from quant.networks import Feed, classifier, feeds
+from quant.weights.networks import Feed, classifier, feeds
 
 
 def _maker(folder: Path, samples: Sequence[Feed], **more: Any) -> Maker:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from edgefuse.quant.quantize import quantize_file
-from edgefuse.quant.ranges import Range
+from edgefuse.quant.calibration.ranges import Range
+from edgefuse.quant.writing.quantize import quantize_file
 from edgefuse.tflite.contract import check_contract
 from edgefuse.tflite.format_check import Format, check_format, types_of
 from edgefuse.tflite.read import TfliteModel, read_model

@@ -1,0 +1,1 @@
+"""Signs that samples or preprocessing are wrong, each with its remedy."""

@@ -1,0 +1,1 @@
+"""Models that bring their own scales as QuantizeLinear and DequantizeLinear."""

@@ -1,0 +1,1 @@
+"""The cheapest way of quantising that reaches a goal."""

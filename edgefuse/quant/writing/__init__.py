@@ -1,0 +1,1 @@
+"""From ranges to a file: number formats, what the quantiser leaves wrong, what a runtime takes."""
