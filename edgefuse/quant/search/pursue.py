@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from edgefuse.data import batches
 from edgefuse.errors import GateFailed
-from edgefuse.labels import require_classes
+from edgefuse.labels import fits_classes, require_classes
 from edgefuse.quant.search.goal import Judge
 from edgefuse.quant.search.search import Blamed, Found, search
 from edgefuse.stage import REPRODUCER
@@ -46,8 +46,8 @@ def pursue(maker: Maker, recipe: Recipe, context: Context) -> tuple[Made, dict[s
     assert goal is not None
     material, target = maker.material, context.target
     samples = context.samples("validation")
+    first = signature_of(read_model(material.float_file)).outputs[0]
     if goal.max_drop_points is not None and samples.labelled:
-        first = signature_of(read_model(material.float_file)).outputs[0]
         require_classes(samples, first, "data.validation")
     counts: list[int] = []
 
@@ -60,7 +60,7 @@ def pursue(maker: Maker, recipe: Recipe, context: Context) -> tuple[Made, dict[s
         material.float_file,
         validation(),
         counts,
-        _labels(samples),
+        _labels(samples) if fits_classes(samples, first) else None,
         goal,
         material.work / "validation",
         runtime=target.runtime,
@@ -204,8 +204,11 @@ def _leave(found: Found, evidence: dict[str, Any], context: Context) -> None:
 
 def _failure(found: Found, goal: dict[str, float], tuned: bool) -> GateFailed:
     wanted = ", ".join(f"{name} {value:g}" for name, value in goal.items())
-    layers = ", ".join(f"{b.tensor} ({b.share_percent:.0f}%)" for b in found.blamed[:3])
-    blamed = f"; most of the noise comes from {layers}" if layers else ""
+    # A fused operator's tensor is named after all that it holds.
+    layers = ", ".join(
+        f"{b.tensor.split(';')[0]} ({b.share_percent:.0f}%)" for b in found.blamed[:3]
+    )
+    blamed = f"; the layers with the largest shares of the noise: {layers}" if layers else ""
     tuning = "give more quantize.qat.steps" if tuned else "add quantize.qat"
     untried = f"; {found.untried}" if found.untried else ""
     return GateFailed(

@@ -310,10 +310,11 @@ class _Run:
             made.path.unlink(missing_ok=True)
 
     def _better(self, trial: Trial, kept: Trial) -> bool:
-        """Nearer the goal; when both reach it, with fewer float layers."""
+        """Nearer the goal, then with less noise; when both reach it, with fewer float layers."""
         if trial.meets and kept.meets:
             return len(trial.float_layers) < len(kept.float_layers)
-        return shortfall(trial.score, self._goal) < shortfall(kept.score, self._goal)
+        near, nearest = (shortfall(one.score, self._goal) for one in (trial, kept))
+        return (near, -trial.score.sqnr_db) < (nearest, -kept.score.sqnr_db)
 
     def time_best(self) -> None:
         """Measure the best full-integer file, for the frontier."""

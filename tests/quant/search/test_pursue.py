@@ -59,7 +59,7 @@ def test_a_goal_out_of_reach_ends_with_the_best_and_who_is_to_blame(tmp_path: Pa
     made = _run(tmp_path, {"min_sqnr_db": 90})
     assert made.report["exit_code"] == 1
     assert "candidates reaches the goal (min_sqnr_db 90)" in made.error
-    assert "most of the noise comes from" in made.error
+    assert "the layers with the largest shares of the noise" in made.error
     assert "check.permit_float allows none" in made.error
     best = next(made.out.rglob("best.tflite"))
     assert read_model(best).operators
