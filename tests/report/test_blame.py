@@ -9,7 +9,7 @@ import pytest
 from edgefuse.report.blame import blame_table, cost_chart, network_chart, render
 from edgefuse.report.units import DASH
 
-from .test_html import _Outline
+from .test_html import Outline
 
 EVIL = '<script>alert("x")</script>'
 
@@ -77,7 +77,7 @@ def test_the_page_is_one_page_and_nothing_acts() -> None:
     bad = _layer(0, 50.0, modules=[EVIL], operator=EVIL, suspicions=[EVIL], tensor=EVIL)
     page = render(_document(bad, *LAYERS[1:], recipe=EVIL, warnings=[EVIL]))
     assert "<script" not in page and "http" not in page.replace("http-equiv", "")
-    assert EVIL in " ".join(_Outline(page).words)
+    assert EVIL in " ".join(Outline(page).words)
     for title in ("Suspicions", "What each layer costs", "Along the network", "Ranges"):
         assert f"<h2>{title}</h2>" in page
     assert page.count('role="img" aria-label="') == 2

@@ -10,7 +10,7 @@ import pytest
 from edgefuse.report.comparison import bar_chart, comparison_table, render
 from edgefuse.report.units import DASH, TIMES
 
-from .test_html import _Outline
+from .test_html import Outline
 
 
 def _row(name: str, p50: float | None, **fields: Any) -> dict[str, Any]:
@@ -92,7 +92,7 @@ def test_the_page_is_whole_and_text_does_nothing() -> None:
     nasty = '<script>alert("x")</script>'
     document = _document(*ROWS, _row(nasty, None, title=nasty, reason=nasty, note=nasty))
     page = render(document)
-    outline = _Outline(page)
+    outline = Outline(page)
     assert "script" not in outline.tags
     assert all(title in outline.text for title in ("Title of eager", "Title of absent", "busy"))
     assert "edgefuse compare tiny.yaml" in outline.text and "3 BatchNorm folded" in outline.text
@@ -103,4 +103,4 @@ def test_the_page_is_whole_and_text_does_nothing() -> None:
 def test_any_part_may_be_missing() -> None:
     for document in ({}, {"rows": [{}]}, {"rows": [{"status": "measured"}]}, {"rows": 3}):
         assert "no row: none was measured" in comparison_table(document) + render(document)
-        _Outline(render(document))
+        Outline(render(document))
