@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from edgefuse.job import make_job
 from int8 import peers
 from int8.page import Check
 from int8.splits import OURS, Subject, judge_splits, latency, mean, whole_integer
@@ -55,7 +56,8 @@ def _measure(name: str, title: str, recipe: Path, options: Options) -> list[Foun
     if options.latency:
         seed = options.seeds[0]
         folder = Path("build/bench-int8") / name
-        (ours,) = (folder / str(seed)).glob("*_full_integer_quant.tflite")
+        named = make_job(recipe, SETTINGS).recipe.name
+        ours = folder / str(seed) / f"{named}_full_integer_quant.tflite"
         found = latency(ours, others["onnx2tf"][seed], folder / "latency.log")
         section["latency"] = found
         limit = 1.02 + found["again_half_width"]
