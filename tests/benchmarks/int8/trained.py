@@ -3,7 +3,7 @@
 Their recipes give a goal, on samples that are neither calibrated on nor judged, with an SQNR that
 int8 alone does not reach. What is asked of the search: that it reaches the goal there, and tells
 what it chose and which layers it raised. What the file then comes to on the judged samples stands
-beside it; with 400 samples a goal met by a hair may be missed by one there.
+beside it: a goal met by a hair may be missed by one there.
 """
 
 from __future__ import annotations
