@@ -8,7 +8,7 @@ cannot be equalised is left as it is where only a search might have asked for it
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -50,21 +50,16 @@ def _equalized(
     float_model: Artifact, path: Path, recipe: Recipe, context: Context
 ) -> dict[str, Any]:
     """Write the file; the evidence."""
-    from edgefuse.data import batches, take
+    from edgefuse.data import take
     from edgefuse.parity import difference
     from edgefuse.quant.weights.equalize import equalize
-    from edgefuse.tflite.feeds import run_samples, source_layouts, streamed
+    from edgefuse.tflite.feeds import run_samples, source_layouts, stacks
 
-    layouts, samples = source_layouts(recipe), context.samples("calibration")
-
-    def feeds() -> Iterator[dict[str, Any]]:
-        done = 0
-        for feed, held in batches(samples.samples(context.downloads), recipe.model.batch):
-            yield feed
-            done += len(held)
-            context.progress(done, samples.count, "channel ranges")
-
-    found = equalize(float_model.path, path, streamed(float_model.signature, layouts, feeds()))
+    layouts = source_layouts(recipe)
+    fed = stacks(
+        context.samples("calibration"), float_model.signature, recipe, context, "channel ranges"
+    )
+    found = equalize(float_model.path, path, (feed for feed, _ in fed))
     judged = take(
         context.samples("evaluation"), context.downloads, _COMPARED_BATCHES, recipe.model.batch
     )

@@ -80,25 +80,21 @@ def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Pro
 def _material(
     inputs: Mapping[str, Artifact], recipe: Recipe, context: Context, given: Carried | None
 ) -> Material:
-    from edgefuse.data import batches
     from edgefuse.quant.make import Material
-    from edgefuse.tflite.feeds import source_layouts, streamed
+    from edgefuse.tflite.feeds import stacks
 
     samples, float_model = context.samples("calibration"), inputs["convert"]
     unequal = inputs["equalize"].evidence.get("refused", "") if "equalize" in inputs else ""
 
     def feeds() -> Iterator[dict[str, Any]]:
-        done = 0
-        for feed, held in batches(samples.samples(context.downloads), recipe.model.batch):
-            yield feed
-            done += len(held)
-            context.progress(done, samples.count, "calibration samples")
+        fed = stacks(samples, float_model.signature, recipe, context, "calibration samples")
+        return (feed for feed, _ in fed)
 
     return Material(
         float_file=float_model.path,
         equalized_file=None if unequal or "equalize" not in inputs else inputs["equalize"].path,
         not_equalized=unequal,
-        feeds=lambda: streamed(float_model.signature, source_layouts(recipe), feeds()),
+        feeds=feeds,
         samples=samples.count,
         digest=samples.digest,
         batch=recipe.model.batch,

@@ -17,7 +17,9 @@ from edgefuse.errors import RecipeError, SourceError
 if TYPE_CHECKING:
     import numpy as np
 
+    from edgefuse.data import SampleSet
     from edgefuse.recipe import Recipe, TensorShape
+    from edgefuse.stage import Context
 
     Array = np.ndarray[Any, Any]
 
@@ -38,6 +40,25 @@ def streamed(
 
     for feed in feeds:
         yield {s.name: to_layout(feed[s.name], layouts[s.name], s.shape) for s in signature.inputs}
+
+
+def stacks(
+    samples: SampleSet, signature: Signature, recipe: Recipe, context: Context, what: str = ""
+) -> Iterator[tuple[dict[str, Array], int]]:
+    """A sample set as the .tflite takes it, stack by stack, and how many of each are true samples.
+
+    Args:
+        what: the samples in words, for progress; empty reports none.
+    """
+    from edgefuse.data import batches
+
+    layouts, done = source_layouts(recipe), 0
+    for feed, held in batches(samples.samples(context.downloads), recipe.model.batch):
+        for given in streamed(signature, layouts, [feed]):
+            yield given, len(held)
+        done += len(held)
+        if what:
+            context.progress(done, samples.count, what)
 
 
 def run_samples(

@@ -12,13 +12,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgefuse.data import batches
 from edgefuse.errors import GateFailed
 from edgefuse.labels import fits_classes, require_classes
 from edgefuse.quant.search.goal import Judge
 from edgefuse.quant.search.search import Blamed, Found, search
 from edgefuse.stage import REPRODUCER
-from edgefuse.tflite.feeds import source_layouts, streamed
+from edgefuse.tflite.feeds import stacks
 from edgefuse.tflite.read import read_model, signature_of
 
 if TYPE_CHECKING:
@@ -46,13 +45,14 @@ def pursue(maker: Maker, recipe: Recipe, context: Context) -> tuple[Made, dict[s
     assert goal is not None
     material, target = maker.material, context.target
     samples = context.samples("validation")
-    first = signature_of(read_model(material.float_file)).outputs[0]
+    signature = signature_of(read_model(material.float_file))
+    first = signature.outputs[0]
     if goal.max_drop_points is not None and samples.labelled:
         require_classes(samples, first, "data.validation")
     counts: list[int] = []
 
     def validation() -> Iterator[dict[str, Any]]:
-        for feed, count in _stacks(samples, maker, recipe, context):
+        for feed, count in stacks(samples, signature, recipe, context):
             counts.append(count)
             yield feed
 
@@ -118,9 +118,10 @@ def fine_tuned(maker: Maker, options: Quantize, recipe: Recipe, context: Context
     plain = options.model_copy(update={"goal": None, "qat": None})
     base = maker.make(plain, work / "untrained.tflite")
     samples = context.samples("training")
+    signature = signature_of(read_model(maker.material.float_file))
 
     def single() -> Iterator[dict[str, Any]]:
-        for feed, count in _stacks(samples, maker, recipe, context):
+        for feed, count in stacks(samples, signature, recipe, context):
             for place in range(count):
                 yield {name: value[place : place + 1] for name, value in feed.items()}
 
@@ -146,17 +147,6 @@ def fine_tuned(maker: Maker, options: Quantize, recipe: Recipe, context: Context
     made = maker.remake(plain, base, trained, work / "trained.tflite")
     base.path.unlink()
     return replace(made, evidence={**made.evidence, "fine_tuning": tuned.to_json()})
-
-
-def _stacks(
-    samples: SampleSet, maker: Maker, recipe: Recipe, context: Context
-) -> Iterator[tuple[dict[str, Any], int]]:
-    """Samples as the float file takes them, and how many of each stack are true ones."""
-    signature = signature_of(read_model(maker.material.float_file))
-    layouts = source_layouts(recipe)
-    for feed, held in batches(samples.samples(context.downloads), recipe.model.batch):
-        for given in streamed(signature, layouts, [feed]):
-            yield given, len(held)
 
 
 def _labels(samples: SampleSet) -> list[int] | None:
