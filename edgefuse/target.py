@@ -13,7 +13,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
+from typing_extensions import Self
 
 from edgefuse.errors import RecipeError
 from edgefuse.section import NAME, Section
@@ -47,31 +48,148 @@ class MachineBalance(Section):
     )
 
 
+class Emulator(Section):
+    """A board played by qemu's user-mode emulation."""
+
+    architecture: Literal["aarch64", "armv7"] = Field(description="Instruction set.")
+    cpu: str = Field(
+        pattern=r"^[a-z0-9-]+$",
+        description="qemu's name of the CPU: it decides which instructions the kernels choose.",
+    )
+
+
+class Ssh(Section):
+    """A machine reached by the OpenSSH client; what is not given is that client's own setting."""
+
+    host: str = Field(min_length=1, description="Name, address or alias; ${VARIABLES} ok.")
+    port: int | None = Field(None, ge=1, le=65535, description="null: the client's.")
+    user: str | None = Field(None, min_length=1, description="null: the client's.")
+    identity_file: str | None = Field(None, min_length=1, description="Path of a private key.")
+    known_hosts: str | None = Field(
+        None, min_length=1, description="Path of the file that holds the board's host key."
+    )
+    connect_timeout_s: int = Field(10, ge=1, le=600, description="Until it counts as unreachable.")
+
+
+class Adb(Section):
+    """An Android device reached by the adb client."""
+
+    serial: str | None = Field(
+        None,
+        min_length=1,
+        description="As `adb devices` prints it, or host:port; null: the only one.",
+    )
+    connect_timeout_s: int = Field(10, ge=1, le=600, description="Until it counts as unreachable.")
+
+
+class Accelerator(Section):
+    """An Arm Ethos-U as Vela knows it."""
+
+    config: str = Field(
+        pattern=r"^ethos-u(55|65|85)-[0-9]+$", description="Vela's --accelerator-config."
+    )
+    system_config: str = Field(
+        pattern=r"^[A-Za-z0-9_]+$", description="Vela's --system-config: clock and memories."
+    )
+    memory_mode: str = Field(
+        pattern=r"^[A-Za-z0-9_]+$", description="Vela's --memory-mode: where tensors lie."
+    )
+
+
+class Limits(Section):
+    """What the board has; the memory gate judges a model by them beside the recipe's own."""
+
+    arena_bytes: int | None = Field(None, gt=0, description="Memory for activations.")
+    model_bytes: int | None = Field(None, gt=0, description="Room for one model file.")
+
+
+class Support(Section):
+    """What the runtime cannot do there, known beforehand; the check stage refuses it by name."""
+
+    operators: tuple[str, ...] | None = Field(
+        None, description="TFLite operators that it has; null: those of its runtime."
+    )
+    float_operators: bool = Field(True, description="Whether float tensors may remain.")
+    int16_activations: bool = Field(True, description="Whether int16 activations run.")
+    per_channel_dense: bool = Field(
+        True, description="Whether FULLY_CONNECTED takes a weight scale for each output."
+    )
+
+
 class Target(Section):
     """One board, emulator or machine."""
 
     name: NAME = Field(description="The file's name without .yaml.")
     summary: str = Field(min_length=1, description="One line for `edgefuse targets`.")
-    transport: Literal["local"] = Field(description="How it is reached.")
-    runtime: Literal["litert", "tflite_runtime"] = Field(description="Interpreter.")
+    transport: Literal["local", "ssh", "adb"] = Field(description="How it is reached.")
+    runtime: Literal["litert", "tflite_runtime", "tflite_micro", "ethos_u", "edgetpu"] = Field(
+        description="What runs the model; ethos_u: the reference kernels for results, Vela for "
+        "cycles and memory; edgetpu: rules of the documentation, and the vendor's compiler."
+    )
+    runtime_version: str | None = Field(
+        None,
+        pattern=r"^[0-9]+(\.[0-9]+)*$",
+        description="Which one; null: the one installed beside edgefuse.",
+    )
     kernels: Literal["default", "builtin", "reference"] = Field(
         "default",
         description="default: the runtime's own choice (XNNPACK); builtin: no delegate; "
         "reference: bit-identical on every CPU.",
     )
     threads: int = Field(1, ge=1, le=64, description="Interpreter threads.")
+    architecture: Literal["x86_64", "aarch64", "armv7"] | None = Field(
+        None, description="Of a machine reached by ssh or adb: which runner it gets."
+    )
+    emulator: Emulator | None = Field(None, description="Runs here, as that CPU would.")
+    ssh: Ssh | None = Field(None, description="For transport ssh.")
+    adb: Adb | None = Field(None, description="For transport adb; null: the only device.")
+    accelerator: Accelerator | None = Field(None, description="For runtime ethos_u.")
+    limits: Limits = Limits()
+    support: Support = Support()
     balance: MachineBalance | Literal["measured"] | None = Field(
         None,
         description="What the machine can do; measured: on this machine, once. Without it nothing "
         "that depends on the machine's speed is predicted.",
     )
     install_path: str | None = Field(
-        None, min_length=1, description="Where `edgefuse push` installs; ${VARIABLES} ok."
+        None,
+        min_length=1,
+        description="Where `edgefuse push` installs, on the device; ${VARIABLES} are those of this "
+        "machine.",
     )
+    keep_versions: int = Field(3, ge=2, le=100, description="Versions that `edgefuse prune` keeps.")
     tried_on_hardware: bool = Field(
         False, description="Whether somebody ran it on the real thing, not only emulated."
     )
     notes: str = Field("", description="For people: what its figures mean.")
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> Self:
+        """Refuse a way to the device without its address, and sections that would be ignored."""
+        remote = self.transport != "local"
+        if self.transport == "ssh" and self.ssh is None:
+            raise ValueError("transport ssh needs the section ssh with at least host")
+        for name, wanted in (("ssh", self.transport == "ssh"), ("adb", self.transport == "adb")):
+            if getattr(self, name) is not None and not wanted:
+                raise ValueError(f"the section {name} is for transport {name}")
+        if remote != (self.architecture is not None):
+            raise ValueError("architecture is for transports ssh and adb, and needed there")
+        if self.emulator is not None and (remote or self.runtime != "litert"):
+            raise ValueError("emulator is for transport local and runtime litert")
+        if (self.accelerator is None) == (self.runtime == "ethos_u"):
+            raise ValueError("accelerator is for runtime ethos_u, and needed there")
+        if self.runtime in ("tflite_micro", "ethos_u", "edgetpu") and remote:
+            raise ValueError(f"runtime {self.runtime} is simulated here: transport local")
+        return self
+
+    @property
+    def device(self) -> str:
+        """The file of ``edgefuse/devices/`` that runs models as this target does."""
+        if self.runtime in ("tflite_micro", "ethos_u", "edgetpu"):
+            return self.runtime
+        if self.emulator is not None:
+            return "qemu"
+        return "host" if self.transport == "local" else "remote"
 
 
 def target_folders(search: Iterable[Path] = ()) -> tuple[Path, ...]:
