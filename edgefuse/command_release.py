@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from edgefuse import publish
-from edgefuse.artifact import digest_file
+from edgefuse.bundle.evidence import require_passing
 from edgefuse.command_run import run_recipe
-from edgefuse.errors import EdgefuseError, GateFailed, RecipeError, StoreError, UsageError
+from edgefuse.errors import EdgefuseError, RecipeError, StoreError, UsageError
 from edgefuse.plan import Selection
 from edgefuse.recipe import Recipe
 from edgefuse.yaml_file import load
@@ -86,10 +84,7 @@ def push_bundle(bundle: Path, target_name: str) -> str:
     from edgefuse.target import load_target
 
     target = load_target(target_name, [bundle.parent])
-    if not bundle.is_file():
-        raise UsageError(f"no such bundle: {bundle}", hint="make one with `edgefuse run`")
-    sha256 = digest_file(bundle)
-    _require_evidence(bundle, sha256, target.name)
+    sha256 = require_passing(bundle, target.name).sha256
     if target.install_path is None:
         raise UsageError(
             f"target {target.name} has no install_path", hint="add one to its file in targets/"
@@ -97,36 +92,3 @@ def push_bundle(bundle: Path, target_name: str) -> str:
     installed = install(bundle, sha256, expand(target.install_path))
     state = "installed" if installed.changed else "already current"
     return f"{target.name}: {state} {sha256[:12]} at {installed.current}"
-
-
-def _require_evidence(bundle: Path, sha256: str, target: str) -> None:
-    path = bundle.with_name("evidence.json")
-    try:
-        evidence: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        bound, gates = str(evidence["bundle_sha256"]), evidence["gates"]
-        verdicts = {gate["name"]: gate["verdict"] for gate in gates}
-    except (OSError, ValueError, KeyError, TypeError):
-        raise UsageError(
-            "no readable evidence.json beside the bundle",
-            where=str(path),
-            hint="push from the folder that `edgefuse run` or `make release` wrote",
-        ) from None
-    if bound != sha256:
-        raise GateFailed(
-            f"the evidence is for bundle {bound[:12]}, this one is {sha256[:12]}",
-            where=str(bundle),
-            hint="the bundle changed after its gates: run the recipe again",
-        )
-    if evidence.get("target") != target:
-        raise GateFailed(
-            f"judged on target {evidence.get('target')}, not on {target}",
-            where=str(path),
-            hint=f"judge it there first: edgefuse run RECIPE --target {target}",
-        )
-    missing = [name for name in ("accuracy", "memory", "latency") if verdicts.get(name) != "pass"]
-    if evidence.get("verdict") != "pass" or missing:
-        raise GateFailed(
-            f"gates not passed: {', '.join(missing) or evidence.get('verdict')}",
-            where=str(path),
-            hint="only a bundle that passed accuracy, memory and latency is pushed",
-        )

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from edgefuse.archive import matches, unpack
 from edgefuse.artifact import Artifact
+from edgefuse.bundle import evidence
 from edgefuse.stage import REPRODUCER, Stage
 from edgefuse.store import copy_atomically, holds, raise_disk_error
 
@@ -31,31 +32,34 @@ def put(out: Path, recipe: str, stage: Stage, artifact: Artifact) -> str | None:
     return path.name
 
 
-def withdraw(out: Path, recipe: str, stages: Iterable[Stage]) -> None:
+def withdraw(out: Path, recipe: str, stages: Iterable[Stage], target: str) -> None:
     """Remove what an earlier run published for these stages: this run does not stand for it.
+
+    Args:
+        target: whose verdict goes with a bundle; those of others stay, bound to its digest.
 
     Raises:
         StoreError: it cannot be removed.
     """
     for stage in stages:
-        _remove(out, stage.file_name.format(name=recipe))
+        _remove(out, stage.file_name.format(name=recipe), target)
 
 
 def withdraw_bundle(out: Path, recipe: str) -> None:
-    """Remove a recipe's bundle, its unpacked form and its evidence.
+    """Remove a recipe's bundle, its unpacked form, its evidence for all targets, its signature.
 
     Raises:
         StoreError: it cannot be removed.
     """
-    _remove(out, f"{recipe}.bundle.tar")
+    _remove(out, f"{recipe}.bundle.tar", None)
 
 
-def _remove(out: Path, name: str) -> None:
+def _remove(out: Path, name: str, target: str | None) -> None:
     path = out / name
     try:
         path.unlink(missing_ok=True)
         if name.endswith(".bundle.tar"):
-            (out / "evidence.json").unlink(missing_ok=True)
+            evidence.withdraw(out, target)
             if (out / "bundle").is_dir():
                 shutil.rmtree(out / "bundle")
     except OSError as error:

@@ -147,7 +147,7 @@ class Runner:
         """Remove earlier files of the recipe's stages, except those made or named in ``keep``."""
         made = self.result.made
         gone = [s for s in STAGES.all().values() if s.name not in made and s.name not in keep]
-        publish.withdraw(self.out, self.job.recipe.name, gone)
+        publish.withdraw(self.out, self.job.recipe.name, gone, self.job.target.name)
 
     def _perform(
         self, step: Step, outcome: Outcome, done: Mapping[str, Artifact], index: int, count: int

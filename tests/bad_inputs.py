@@ -6,7 +6,6 @@ tests/bad_inputs.py`` prints them as a table, with the messages as they are.
 
 from __future__ import annotations
 
-import json
 import os
 import pickle
 import shutil
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from bundle.beside import put_evidence
 from command import Ended, edgefuse
 
 Words = Sequence[str | Path]
@@ -1008,14 +1008,9 @@ def mirror_of_other_bytes(p: Place) -> Words:
 
 
 def bundle(p: Place, **changes: Any) -> Words:
-    from edgefuse.artifact import digest_file
-
     path = p.folder / "net.bundle.tar"
     path.write_bytes(b"bundle")
-    gates = [{"name": n, "verdict": "pass"} for n in ("accuracy", "memory", "latency")]
-    evidence = {"bundle_sha256": digest_file(path), "verdict": "pass", "target": "host"}
-    evidence |= {"gates": gates, **changes}
-    (p.folder / "evidence.json").write_text(json.dumps(evidence))
+    put_evidence(path, **changes)
     return ["push", path, "--target", "host"]
 
 
@@ -1025,7 +1020,7 @@ def push_of_nothing(p: Place) -> Words:
     return ["push", p.folder / "gone.bundle.tar", "--target", "host"]
 
 
-@row(2, r"evidence\.json: no readable evidence\.json beside", "push from the folder")
+@row(2, r"evidence\.json: no readable evidence\.json beside", "use the folder that `edgefuse run`")
 def push_without_evidence(p: Place) -> Words:
     """push of a bundle without its evidence."""
     words = bundle(p)
@@ -1047,7 +1042,7 @@ def push_of_a_changed_bundle(p: Place) -> Words:
     return words
 
 
-@row(1, "gates not passed: memory", "only a bundle that passed")
+@row(1, "gates not passed on host: memory", "only a bundle that passed")
 def push_of_a_failed_gate(p: Place) -> Words:
     """push of a bundle that failed a gate."""
     verdicts = {"accuracy": "pass", "memory": "fail", "latency": "pass"}
@@ -1055,7 +1050,7 @@ def push_of_a_failed_gate(p: Place) -> Words:
     return bundle(p, gates=gates, verdict="fail")
 
 
-@row(1, "gates not passed: latency", "only a bundle that passed")
+@row(1, "gates not passed on host: latency", "only a bundle that passed")
 def push_of_an_inconclusive_gate(p: Place) -> Words:
     """push of a bundle with an undecided gate."""
     gates = [{"name": n, "verdict": "pass"} for n in ("accuracy", "memory")]

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from bundle.beside import put_evidence
 from command import edgefuse
 from fake_stages import TEXT, Fakes, fakes
 
@@ -43,7 +44,8 @@ def test_every_recipe_that_is_to_be_released(fakes: Fakes, dist: Path) -> None:
     assert first == f"{bundle}  {digest_file(bundle)}" and "other.bundle.tar" in second
     assert sorted(p.name for p in dist.iterdir()) == ["other", "tiny"]
     evidence = json.loads((dist / "tiny/evidence.json").read_text())
-    assert evidence["bundle_sha256"] == digest_file(bundle) and evidence["verdict"] == "pass"
+    assert evidence["bundle_sha256"] == digest_file(bundle)
+    assert evidence["targets"]["host"]["verdict"] == "pass"
 
 
 def test_a_release_measures_anew(fakes: Fakes, dist: Path) -> None:
@@ -92,10 +94,7 @@ def test_two_recipes_of_one_name(fakes: Fakes, dist: Path) -> None:
 def bundle(folder: Path, **changes: Any) -> Path:
     path = folder / "net.bundle.tar"
     pack({"manifest.json": b'{"weights": "given"}', "models/m": b"model"}, path)
-    gates = [{"name": n, "verdict": "pass"} for n in ("accuracy", "memory", "latency")]
-    fields = {"bundle_sha256": digest_file(path), "verdict": "pass", "target": "host"}
-    fields |= {"gates": gates, **changes}
-    (folder / "evidence.json").write_text(json.dumps(fields))
+    put_evidence(path, **changes)
     return path
 
 
@@ -122,7 +121,7 @@ def test_push_installs_once(home: Path) -> None:
         {"gates": []},
         {"gates": [{"name": "accuracy", "verdict": "pass"}]},
         {"bundle_sha256": "0" * 64},
-        {"target": None},
+        {"targets": {}},
     ],
 )
 def test_push_refuses_what_did_not_pass(home: Path, changes: dict[str, Any]) -> None:
@@ -140,8 +139,9 @@ def test_push_refuses_what_was_judged_elsewhere(home: Path) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "[]", "{", '{"gates": 3}', '{"bundle_sha256": 1, "gates": [1]}',
-     '{"bundle_sha256": null, "gates": []}'],
+    ["", "[]", "{", '{"schema": 2, "gates": 3}',
+     '{"schema": 2, "bundle_sha256": 1, "targets": [1]}',
+     '{"schema": 2, "bundle_sha256": null, "targets": {}}'],
 )  # fmt: skip
 def test_push_refuses_evidence_that_says_nothing(home: Path, text: str) -> None:
     path = bundle(home)

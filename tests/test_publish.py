@@ -64,11 +64,11 @@ def test_withdrawing_takes_evidence_along_and_nothing_else(stages, tmp_path: Pat
     publish.put(tmp_path, "tiny", stages["seal"], bundle(tmp_path, manifest=b"1"))
     for name in ("evidence.json", "tiny_alpha.onnx", "notes.txt", "other.bundle.tar"):
         (tmp_path / name).write_text("x")
-    publish.withdraw(tmp_path, "tiny", [stages["seal"], stages["beta"]])
+    publish.withdraw(tmp_path, "tiny", [stages["seal"], stages["beta"]], "host")
     assert {p.name for p in tmp_path.iterdir() if p.name not in ("stored", "recipe.yaml")} == {
         "data.npz", "tiny_alpha.onnx", "notes.txt", "other.bundle.tar"
     }  # fmt: skip
-    publish.withdraw(tmp_path, "tiny", stages.values())
+    publish.withdraw(tmp_path, "tiny", stages.values(), "host")
 
 
 @pytest.mark.parametrize("call", ["unlink", "rmtree"])
@@ -80,13 +80,13 @@ def test_what_cannot_be_withdrawn_is_told(stages, tmp_path: Path, monkeypatch, c
 
     monkeypatch.setattr(*((Path, "unlink") if call == "unlink" else (shutil, "rmtree")), fail)
     with pytest.raises(StoreError, match="Permission denied"):
-        publish.withdraw(tmp_path, "tiny", [stages["seal"]])
+        publish.withdraw(tmp_path, "tiny", [stages["seal"]], "host")
 
 
 def test_a_folder_in_the_place_of_a_file_is_told(stages, tmp_path: Path) -> None:
     (tmp_path / "tiny_alpha.onnx").mkdir()
     with pytest.raises(StoreError):
-        publish.withdraw(tmp_path, "tiny", [stages["alpha"]])
+        publish.withdraw(tmp_path, "tiny", [stages["alpha"]], "host")
 
 
 def test_a_full_disk_while_unpacking_leaves_no_part(stages, tmp_path: Path, monkeypatch) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from edgefuse import __version__
 from edgefuse.artifact import digest_bytes, digest_json
+from edgefuse.bundle import evidence
 from edgefuse.errors import DeviceUnavailable
 from edgefuse.keys import code_digest, versions
 from edgefuse.report.quantisation import quantisation
@@ -77,6 +78,7 @@ def build(job: Job, result: Result, command: str, complete: bool, out: Path) -> 
             for o in result.outcomes
             if o.artifact is not None and o.file is not None
         ],
+        "permissions": evidence.permissions(job.recipe),
         "environment": versions(_PACKAGES),
         "command": command,
     }
@@ -146,7 +148,7 @@ def _ended(ledger: list[dict[str, Any]], trace: Mapping[str, Any]) -> list[dict[
 
 
 def write(document: Mapping[str, Any], out: Path) -> None:
-    """Write report.json and report.html, and evidence.json beside a bundle.
+    """Write report.json and report.html, and what it says of a bundle to evidence.json.
 
     Raises:
         StoreError: full disk, missing permission.
@@ -156,16 +158,8 @@ def write(document: Mapping[str, Any], out: Path) -> None:
     _write_page(document, digest_bytes(data), out / "report.html")
     bundle = next((a for a in document["artifacts"] if a["kind"] == "bundle"), None)
     if bundle is not None:
-        evidence = {
-            "schema": 1,
-            "bundle_sha256": bundle["sha256"],
-            "recipe": document["recipe"],
-            "target": document["target"],
-            "verdict": document["verdict"],
-            "gates": document["gates"],
-            "parity": document["parity"],
-        }
-        write_changed(out / "evidence.json", _json(evidence))
+        judged = {k: document[k] for k in ("verdict", "gates", "parity", "permissions")}
+        evidence.record(out, bundle["sha256"], document["recipe"], document["target"], judged)
 
 
 def _write_page(document: Mapping[str, Any], digest: str, path: Path) -> None:
