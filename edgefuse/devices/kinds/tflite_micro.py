@@ -1,0 +1,332 @@
+"""A microcontroller: tflite-micro's interpreter, planner and reference kernels on this machine.
+
+Outputs are those of tflite-micro's own kernels, arena figures those of its own allocator; vendors'
+kernels (CMSIS-NN) are bit-exact with them by their makers' word, which nobody checks here.
+
+The arena is what the allocator reports, and then tried: with that many bytes the model runs, with
+1% less it must not. Pointers are 64 bits wide here: a 32-bit microcontroller needs somewhat less
+for the interpreter's structures and the same for activations.
+
+Cost: none. tflite-micro's reference kernels on a desktop CPU say nothing about a microcontroller,
+and there is no simulator of one here, so :meth:`TfliteMicro.cost` answers Inconclusive.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edgefuse.devices.device import Cost, Place, Provenance, device
+from edgefuse.devices.script import Finished, run_script
+from edgefuse.devices.setup.venv import Environment, Pin, interpreter, make_environment
+from edgefuse.errors import Inconclusive, StageError, ToolError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from edgefuse.devices.arena import Arena
+    from edgefuse.target import Target
+    from edgefuse.tflite.read import TfliteModel
+
+    Array = np.ndarray[Any, Any]
+
+NUMPY = Pin(
+    "numpy",
+    "2.2.6",
+    (
+        "fc7b73d02efb0e18c000e9ad8b83480dfcd5dfd11065997ed4c6747470ae8915",  # cp310
+        "ba10f8411898fc418a521833e014a77d3ca01c15b0c6cdcce6a0d2897e6dbbdf",  # cp311
+    ),
+)
+ENVIRONMENT = Environment(
+    "tflite-micro",
+    (
+        Pin(
+            "tflite-micro",
+            "0.dev20261023182759",
+            (
+                "138594a4a07b3bd0dfe0ed196018177dbb1421eb5ceddaf2c5279601bd00baac",
+                "15de433ac849d6bc09b314ce455347af480ebdb6335d8680e4fb8c3fd2b59af2",
+            ),
+        ),
+        NUMPY,
+        Pin(
+            "flatbuffers",
+            "25.12.19",
+            ("7634f50c427838bb021c2d66a3d1168e9d199b0607e6329399f04846d42e20b4",),
+        ),
+        Pin(
+            "pyyaml",
+            "6.0.3",
+            (
+                "9c7708761fccb9397fe64bbc0395abcae8c4bf7b0eac081e12b809bf47700d0b",
+                "b8bb0864c5a28024fac8a632c443c87c5aa6f215c0b126c449ae1a150412f31d",
+            ),
+        ),
+    ),
+    ("tflite_micro",),
+)
+WORKER = "edgefuse.devices.tflite_micro_worker"
+TIMEOUT_S = 600.0
+_SAMPLES_A_PROCESS = 32
+_STEP = 16  # The arena's alignment, in bytes.
+_SPARE_BYTES = 16 << 20
+_TOO_SMALL = ("Failed to allocate", "Failed to resize buffer", "is too small", "Arena size")
+_UNKNOWN = re.compile(r"Didn't find (?:op for builtin opcode|custom op for name) '(\w+)'")
+_TOTAL = re.compile(r"Arena allocation total (\d+) bytes")
+
+
+def prepare(target: Target, folder: Path) -> Iterator[str]:
+    """tflite-micro in a private environment."""
+    yield from make_environment(ENVIRONMENT, folder)
+
+
+@device(prepare=prepare)
+class TfliteMicro:
+    provenance: Provenance = "measured"
+
+    def __init__(self, target: Target, place: Place) -> None:
+        self._target = target
+        self._place = place
+        self._runs = itertools.count()
+
+    def describe(self) -> str:
+        return f"tflite-micro {ENVIRONMENT.pins[0].version}, reference kernels"
+
+    def outputs(
+        self, model: Path, feeds: Iterable[Mapping[str, Array]]
+    ) -> Iterator[dict[str, Array]]:
+        from edgefuse.tflite.read import read_model
+
+        source = read_model(model)
+        names = [name for name, _ in source.signature_outputs]
+        for results in self._batches(model, source, feeds, ()):
+            for row in results:
+                places = (source.outputs.index(i) for _, i in source.signature_outputs)
+                yield dict(zip(names, (row[str(place)] for place in places)))
+
+    def tensors(
+        self, model: Path, feed: Mapping[str, Array], wanted: Sequence[int]
+    ) -> dict[int, Array]:
+        """Values of inner tensors after one invoke, by index, in an arena that keeps them all."""
+        from edgefuse.tflite.read import read_model
+
+        (rows,) = self._batches(model, read_model(model), [feed], wanted)
+        return {index: rows[0][f"t{index}"] for index in wanted}
+
+    def cost(
+        self,
+        models: Sequence[Path],
+        feeds: Sequence[Mapping[str, Array]],
+        *,
+        processes: int,
+        rounds: int,
+    ) -> Cost:
+        raise Inconclusive(
+            f"{self._target.name}: nothing here tells how long a microcontroller takes: "
+            "tflite-micro runs, but on this machine's CPU",
+            hint="give no latency gate for this target, or measure on the board",
+        )
+
+    def arena(self, model: Path) -> tuple[Arena, Provenance]:
+        """What the allocator reports, after it was tried: 1% less must fail.
+
+        Raises:
+            ToolError: the report does not hold.
+        """
+        from edgefuse.devices.arena import Arena
+        from edgefuse.devices.bench_worker import random_feeds
+        from edgefuse.tflite.read import read_model, signature_of
+
+        source = read_model(model)
+        feed = random_feeds(signature_of(source), 0)
+        answer, finished = self._generous(model, source, [feed], ())
+        found = _TOTAL.search(finished.words)
+        if found is None:
+            raise ToolError("tflite-micro did not report its arena", where=str(self._place.log))
+        total = self._least(model, source, feed, int(found[1]))
+        return (
+            Arena(
+                measured_bytes=total,
+                lower_bound_bytes=least_bytes(source),
+                peak_rss_growth_bytes=answer["peak_rss_growth_bytes"],
+                runtime=f"{self.describe()}, 64-bit pointers",
+            ),
+            "measured",
+        )
+
+    def runs_in(self, model: Path, arena_bytes: int) -> bool:
+        """Whether the model runs in an arena of that many bytes."""
+        from edgefuse.devices.bench_worker import random_feeds
+        from edgefuse.tflite.read import read_model, signature_of
+
+        source = read_model(model)
+        feed = random_feeds(signature_of(source), 0)
+        return self._run(model, source, [feed], (), arena_bytes)[0] is not None
+
+    def _least(
+        self, model: Path, source: TfliteModel, feed: Mapping[str, Array], reported: int
+    ) -> int:
+        """The least arena that runs: the reported one, or in steps of its alignment beside it."""
+
+        def runs(size: int) -> bool:
+            return self._run(model, source, [feed], (), size)[0] is not None
+
+        low, high = 0, reported
+        while not runs(high):
+            low, high = high, high + max(_STEP, reported // 100)
+            if high > reported * 1.1 + 64 * _STEP:
+                raise ToolError(
+                    f"tflite-micro reports an arena of {reported} bytes and does not run in it",
+                    where=str(self._place.log),
+                )
+        below = reported * 99 // 100
+        if low == 0 and not runs(below):
+            return reported
+        low = low or below if not runs(below) else 0
+        while high - low > _STEP:
+            middle = (low + high) // 2 // _STEP * _STEP
+            if middle <= low:
+                break
+            low, high = (low, middle) if runs(middle) else (middle, high)
+        return high
+
+    def _batches(
+        self,
+        model: Path,
+        source: TfliteModel,
+        feeds: Iterable[Mapping[str, Array]],
+        tensors: Sequence[int],
+    ) -> Iterator[list[dict[str, Array]]]:
+        """Results of the feeds, a process for every few of them."""
+        waiting = iter(feeds)
+        while batch := list(itertools.islice(waiting, _SAMPLES_A_PROCESS)):
+            yield self._generous(model, source, batch, tensors)[0]["rows"]
+
+    def _generous(
+        self,
+        model: Path,
+        source: TfliteModel,
+        feeds: Sequence[Mapping[str, Array]],
+        tensors: Sequence[int],
+    ) -> tuple[dict[str, Any], Finished]:
+        """Run with more memory than it can need.
+
+        Raises:
+            StageError: tflite-micro refuses the model.
+        """
+        from edgefuse.devices.arena import arena_tensors, lower_bound_bytes
+
+        held = sum(t.nbytes + 64 for t in arena_tensors(source)) if tensors else 0
+        size = held + 2 * lower_bound_bytes(source) + len(source.data) // 4 + _SPARE_BYTES
+        for times in (1, 8):
+            # The allocator's report is exact for multiples of its alignment only.
+            room = times * size // _STEP * _STEP
+            answer, finished = self._run(model, source, feeds, tensors, room)
+            if answer is not None:
+                return answer, finished
+            if not any(text in finished.words for text in _TOO_SMALL):
+                break
+        raise _refusal(source, finished, model)
+
+    def _run(
+        self,
+        model: Path,
+        source: TfliteModel,
+        feeds: Sequence[Mapping[str, Array]],
+        tensors: Sequence[int],
+        arena_bytes: int,
+    ) -> tuple[dict[str, Any] | None, Finished]:
+        """One process; None when the model did not run in it."""
+        import numpy as np
+
+        from edgefuse.tflite.read import signature_of
+        from edgefuse.tflite.runtime import to_input
+
+        python = interpreter(ENVIRONMENT, self._place.prepared, self._target.name)
+        worker = importlib.util.find_spec(WORKER)
+        if worker is None or worker.origin is None:
+            raise ToolError(f"{WORKER} is missing", hint="install edgefuse again")
+        specs = {spec.name: spec for spec in signature_of(source).inputs}
+        place = {i: k for k, i in enumerate(source.inputs)}
+        arrays = {
+            f"{sample}/{place[index]}": to_input(feed[name], specs[name], str(model))
+            for sample, feed in enumerate(feeds)
+            for name, index in source.signature_inputs
+        }
+        folder = self._place.work / f"tflm-{next(self._runs)}"
+        folder.mkdir(parents=True)
+        paths = {name: folder / name for name in ("feeds.npz", "results.npz", "answer.json")}
+        np.savez(paths["feeds.npz"], **arrays)
+        job = {
+            "file": str(model.absolute()),
+            "arena_bytes": arena_bytes,
+            "outputs": len(source.outputs),
+            "tensors": list(tensors),
+            "feeds": str(paths["feeds.npz"].absolute()),
+            "results": str(paths["results.npz"].absolute()),
+            "answer": str(paths["answer.json"].absolute()),
+        }
+        finished = run_script(
+            [python, "-I", worker.origin], self._place.log, timeout_s=TIMEOUT_S, job=job
+        )
+        answer: dict[str, Any] | None = None
+        if finished.code == 0:
+            answer = json.loads(paths["answer.json"].read_text("utf-8"))
+            rows: list[dict[str, Array]] = [{} for _ in feeds]
+            with np.load(paths["results.npz"]) as held:
+                for key in held.files:
+                    sample, _, name = key.partition("/")
+                    rows[int(sample)][name] = held[key]
+            answer["rows"] = rows
+        for path in paths.values():
+            path.unlink(missing_ok=True)
+        folder.rmdir()
+        return answer, finished
+
+
+def least_bytes(source: TfliteModel) -> int:
+    """The most bytes of activations alive at once, as tflite-micro plans them.
+
+    Unlike LiteRT it overwrites model inputs after their last use, aligns to 16 bytes and computes
+    nothing in place, so the bound of :mod:`edgefuse.devices.arena` is none here.
+    """
+    from edgefuse.devices.arena import arena_tensors
+
+    end = len(source.operators)
+    sizes = {t.index: -(-t.nbytes // _STEP) * _STEP for t in arena_tensors(source)}
+    first = dict.fromkeys(sizes, end)
+    last = dict.fromkeys(sizes, -1)
+    for step, op in enumerate(source.operators):
+        for index in (*op.inputs, *op.outputs):
+            if index in sizes:
+                first[index], last[index] = min(first[index], step), max(last[index], step)
+    for index in source.inputs:
+        first[index] = 0
+    for index in source.outputs:
+        last[index] = end
+    alive = (sum(n for i, n in sizes.items() if first[i] <= k <= last[i]) for k in range(end))
+    return max(alive, default=0)
+
+
+def _refusal(source: TfliteModel, finished: Finished, model: Path) -> StageError:
+    """What tflite-micro has against the model, the operators by name where it names one."""
+    unknown = set(_UNKNOWN.findall(finished.words))
+    labels = [op.label for op in source.operators if (op.custom_code or op.code) in unknown]
+    if unknown:
+        named = ", ".join(labels or sorted(unknown))
+        return StageError(
+            f"tflite-micro has no kernel for {named}",
+            hint="replace the operator before conversion, or let the board's firmware register it",
+            where=str(model),
+        )
+    lines = [line.strip() for line in finished.words.splitlines() if line.strip()]
+    told = [line for line in lines if not line.startswith(("Traceback", "File", "[Recording"))]
+    end = f" (signal {-finished.code})" if finished.code < 0 else ""
+    said = "; ".join(told[:3]) or "it said nothing"
+    return StageError(f"tflite-micro cannot run the model{end}: {said}", where=str(model))
