@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from edgefuse.errors import GateFailed
 from edgefuse.labels import fits_classes, require_classes
 from edgefuse.quant.search.goal import Judge
+from edgefuse.quant.search.islands import islands
 from edgefuse.quant.search.search import Blamed, Found, search
 from edgefuse.stage import REPRODUCER
 from edgefuse.tflite.feeds import stacks
@@ -91,8 +92,12 @@ def pursue(maker: Maker, recipe: Recipe, context: Context) -> tuple[Made, dict[s
         maker,
         recipe.quantize,
         judge,
-        permitted=recipe.check.permit_float,
         blame=lambda made: _blamed(made, maker, context),
+        islands=lambda blamed: islands(
+            read_model(material.float_file),
+            {layer.tensor: layer.share_percent for layer in blamed},
+            recipe.check.permit_float,
+        ),
         latency=latency,
         last_resort=last_resort if recipe.quantize.qat is not None else None,
     )

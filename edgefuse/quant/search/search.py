@@ -1,10 +1,11 @@
 """The cheapest way of quantising that reaches a goal.
 
 Techniques are tried in the order of what they cost: first those that leave the file as fast as it
-was (ranges, bias correction, rounding, equalisation), then the fewest layers in float, those first
-that are blamed for most of the noise. Each candidate is a real file on the target's runtime, judged
-on samples that it was not calibrated on, against the float file. The first that reaches the goal is
-taken; the frontier says what each step would gain, and its time beside the float file.
+was (ranges, bias correction, rounding, equalisation), then the fewest layers in float, in islands
+around the tensors that are blamed for most of the noise. Each candidate is a real file on the
+target's runtime, judged on samples that it was not calibrated on, against the float file. The first
+that reaches the goal is taken; the frontier says what each step would gain, and its time beside the
+float file.
 
 The goal is judged by the figures themselves: whether the result may ship is the gate's decision, by
 its bounds and on other samples. Layers become float only where ``check.permit_float`` allows their
@@ -110,8 +111,8 @@ def search(
     options: Quantize,
     judge: Judge,
     *,
-    permitted: Sequence[str],
     blame: Callable[[Made], Sequence[Blamed]],
+    islands: Callable[[Sequence[Blamed]], Sequence[tuple[str, ...]]],
     latency: Callable[[Path], float],
     last_resort: Callable[[Quantize], tuple[Made, str]] | None = None,
     clock: Callable[[], float] = time.monotonic,
@@ -120,8 +121,8 @@ def search(
 
     Args:
         options: the recipe's; ``goal`` says when to stop.
-        permitted: TFLite operators that may become float.
         blame: the layers of a file by their share of its noise.
+        islands: of blamed layers, the groups that may be raised together, the best first.
         latency: a file's time beside the float file's, on the target.
         last_resort: makes a file by fine-tuning, and says what it did.
 
@@ -139,9 +140,9 @@ def search(
         return run.found(())
     run.time_best()
     blamed = tuple(blame(run.made))
-    layers = [layer for layer in blamed if layer.code in permitted]
-    if layers and not run.done:
-        _raise_layers(run, plain, layers)
+    groups = islands(blamed)
+    if groups and not run.done:
+        _raise_layers(run, plain, groups)
     elif not run.done:
         run.untried = (
             "no layer was raised to float: check.permit_float allows none of the operators "
@@ -177,20 +178,20 @@ def _free_of_charge(options: Quantize) -> Iterator[tuple[str, dict[str, Any]]]:
             yield technique, changes
 
 
-def _raise_layers(run: _Run, options: Quantize, layers: Sequence[Blamed]) -> None:
-    """Raise 1, 2, 4 ... of the costliest layers; then the fewest between the last two."""
+def _raise_layers(run: _Run, options: Quantize, groups: Sequence[tuple[str, ...]]) -> None:
+    """Raise 1, 2, 4 ... of the first groups; then the fewest between the last two."""
     base = run.best_changes
 
     def attempt(count: int) -> bool:
-        names = tuple(layer.tensor for layer in layers[:count])
-        technique = f"{count} layer{'s' if count > 1 else ''} in float"
+        names = tuple(name for group in groups[:count] for name in group)
+        technique = f"{len(names)} layer{'s' if len(names) > 1 else ''} in float"
         return run.attempt(technique, options, base, names)
 
     enough, short = 1, 0
     while not run.late and not attempt(enough):
-        if enough == len(layers):
+        if enough == len(groups):
             return
-        short, enough = enough, min(2 * enough, len(layers))
+        short, enough = enough, min(2 * enough, len(groups))
     while enough - short > 1 and not run.late:
         middle = (short + enough) // 2
         short, enough = (short, middle) if attempt(middle) else (middle, enough)

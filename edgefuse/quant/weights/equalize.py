@@ -22,7 +22,8 @@ with the steps D_x of the activations and D_o of a reader's output channels, the
 and g = 0.4, the share of the weights' noise that GPTQ leaves.
 
 Left alone: groups that touch an input or output of the model or an operator that does not keep the
-scale, grouped convolutions, weights that several layers share.
+scale, grouped convolutions, weights that several layers share; and, on demand, groups that a ReLU6
+bounds: a network whose rare values reach far beyond what the samples show would lose them there.
 """
 
 from __future__ import annotations
@@ -79,8 +80,13 @@ def equalize(
     source: Path,
     destination: Path,
     feeds: Iterable[Mapping[str, Array]],
+    *,
+    capped: bool = True,
 ) -> dict[str, Any]:
     """Write the float .tflite with its channels equalised.
+
+    Args:
+        capped: whether groups that a ReLU6 bounds are equalised too.
 
     Returns:
         Evidence: groups, channels raised or lowered, the largest factor.
@@ -97,7 +103,7 @@ def equalize(
 
     model = read_model(source)
     network = load_network(model)
-    found = groups(network)
+    found = [group for group in groups(network) if capped or not group.capped]
     seen = channel_ranges(network, {t for g in found for t in g.tensors}, feeds)
     constants = {t.index: model.constant(t) for t in model.tensors if t.is_constant and t.is_float}
     changed: set[int] = set()

@@ -68,7 +68,8 @@ class World:
     ) -> Found:
         maker: Any = self
         return search(
-            maker, options, maker, permitted=permitted, blame=self.blame, latency=self.latency,
+            maker, options, maker, blame=self.blame, latency=self.latency,
+            islands=lambda blamed: [(b.tensor,) for b in blamed if b.code in permitted],
             clock=lambda: self.now, **more,
         )  # fmt: skip
 
