@@ -41,6 +41,13 @@ OutOption = Annotated[Path | None, typer.Option(help="Output folder; build/<reci
 MeasureOption = Annotated[bool, typer.Option("--measure", help="Measure latency anew.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="The result as JSON on stdout.")]
 QuietOption = Annotated[bool, typer.Option("-q", "--quiet", help="Errors and warnings only.")]
+SignOption = Annotated[
+    Path | None, typer.Option("--sign", help="Private key that signs what passed (keygen).")
+]
+PassphraseOption = Annotated[
+    Path | None,
+    typer.Option(help="File with the private key's passphrase; else EDGEFUSE_KEY_PASSPHRASE."),
+]
 VerboseOption = Annotated[bool, typer.Option("-v", "--verbose", help="Say more.")]
 
 
@@ -53,6 +60,8 @@ def run(
     start: FromOption = None,
     out: OutOption = None,
     measure: MeasureOption = False,
+    sign: SignOption = None,
+    passphrase_file: PassphraseOption = None,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
     verbose: VerboseOption = False,
@@ -70,6 +79,8 @@ def run(
         quiet=quiet or as_json,
         verbose=verbose,
         command=_command_line(),
+        sign=sign,
+        passphrase_file=passphrase_file,
     )
     if as_json:
         print_result(json.dumps(document, indent=1))
@@ -212,13 +223,46 @@ def release(
         list[Path], typer.Argument(help="Recipes; those with release: true are built.")
     ],
     out: Annotated[Path, typer.Option(help="Where the bundles go.")] = Path("dist"),
+    sign: SignOption = None,
+    passphrase_file: PassphraseOption = None,
     quiet: QuietOption = False,
 ) -> None:
     """Build every recipe with release: true, measured anew; stop at the first that fails."""
     from edgefuse.command_release import release_all
 
-    for line in release_all(recipes, out, quiet=quiet, command=_command_line()):
+    for line in release_all(
+        recipes,
+        out,
+        quiet=quiet,
+        command=_command_line(),
+        sign=sign,
+        passphrase_file=passphrase_file,
+    ):
         print_result(line)
+
+
+@app.command()
+def keygen(
+    path: Annotated[Path, typer.Argument(help="The private key to write; the public: PATH.pub.")],
+    passphrase_file: PassphraseOption = None,
+) -> None:
+    """Make a pair of keys to sign bundles with."""
+    from edgefuse.command_sign import make_keys
+
+    for line in make_keys(path, passphrase_file):
+        print_result(line)
+
+
+@app.command()
+def sign(
+    bundle: Annotated[Path, typer.Argument(help="A .bundle.tar with its evidence.json beside it.")],
+    key: Annotated[Path, typer.Option(help="The private key.")],
+    passphrase_file: PassphraseOption = None,
+) -> None:
+    """Sign a bundle and its evidence as they lie there: write signature.json beside them."""
+    from edgefuse.command_sign import sign_bundle
+
+    print_result(sign_bundle(bundle, key, passphrase_file))
 
 
 @app.command()

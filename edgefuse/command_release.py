@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from edgefuse import publish
 from edgefuse.bundle.evidence import require_passing
+from edgefuse.bundle.signing import load_private
 from edgefuse.command_run import run_recipe
 from edgefuse.errors import EdgefuseError, RecipeError, StoreError, UsageError
 from edgefuse.plan import Selection
@@ -23,15 +26,27 @@ class ReleaseStopped(EdgefuseError):
         self.exit_code = exit_code
 
 
-def release_all(recipes: Sequence[Path], out: Path, *, quiet: bool, command: str) -> Iterator[str]:
+def release_all(
+    recipes: Sequence[Path],
+    out: Path,
+    *,
+    quiet: bool,
+    command: str,
+    sign: Path | None = None,
+    passphrase_file: Path | None = None,
+) -> Iterator[str]:
     """Build every recipe with ``release: true`` into ``out/<name>/``; yields a line for each.
 
     Earlier bundles of all of them are removed first: none stands for a release that stopped.
 
+    Args:
+        sign: a private key that every bundle is signed with.
+        passphrase_file: that key's.
+
     Raises:
         ReleaseStopped: at the first that does not pass.
         RecipeError: a file that is no recipe; two of one name.
-        UsageError: none is to be released.
+        UsageError: none is to be released; a key that cannot be used.
         StoreError: an earlier bundle cannot be removed.
     """
     chosen: dict[str, Path] = {}
@@ -46,19 +61,27 @@ def release_all(recipes: Sequence[Path], out: Path, *, quiet: bool, command: str
         chosen[recipe.name] = path
     if not chosen:
         raise UsageError("no recipe has release: true", hint="set it in those that are to ship")
+    if sign is not None:
+        load_private(sign, passphrase_file)
     for name in chosen:
         publish.withdraw_report(out / name)
         publish.withdraw_bundle(out / name, name)
     for name, path in chosen.items():
-        yield _release(name, path, out / name, quiet=quiet, command=command)
+        run = functools.partial(
+            run_recipe,
+            path,
+            quiet=quiet,
+            command=command,
+            sign=sign,
+            passphrase_file=passphrase_file,
+        )
+        yield _release(name, path, out / name, run)
 
 
-def _release(name: str, path: Path, folder: Path, *, quiet: bool, command: str) -> str:
+def _release(name: str, path: Path, folder: Path, run: Callable[..., Any]) -> str:
     """Build one recipe; however this ends but with a pass, its bundle is absent."""
     try:
-        document, _ = run_recipe(
-            path, selection=Selection(measure=True), out=folder, quiet=quiet, command=command
-        )
+        document, _ = run(selection=Selection(measure=True), out=folder)
         if document["verdict"] != "pass":
             error = document["error"] or {"message": document["verdict"], "hint": ""}
             raise ReleaseStopped(

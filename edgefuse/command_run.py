@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from edgefuse import console as consoles
+from edgefuse.bundle.signing import load_private
+from edgefuse.command_sign import put_signature
 from edgefuse.errors import UsageError
 from edgefuse.fetch import Downloads
 from edgefuse.job import make_job, output_folder
@@ -31,8 +33,14 @@ def run_recipe(
     quiet: bool = False,
     verbose: bool = False,
     command: str = "",
+    sign: Path | None = None,
+    passphrase_file: Path | None = None,
 ) -> tuple[dict[str, Any], Path]:
     """Run and report.
+
+    Args:
+        sign: a private key; a bundle that passed is signed with it.
+        passphrase_file: that key's.
 
     Returns:
         The report document, and the folder that holds report.json, report.html and the log.
@@ -41,6 +49,7 @@ def run_recipe(
         RecipeError, UsageError: before anything is run.
         StoreError: the output folder cannot be written.
     """
+    key = load_private(sign, passphrase_file) if sign is not None else None
     job = make_job(recipe, settings, target)
     stages_of(job.recipe, selection)
     folder = output_folder(job, out)
@@ -62,5 +71,7 @@ def run_recipe(
         result = Runner(job, selection, folder, console, downloads, log_file).run()
         document = documents.build(job, result, command, selection.until is None, folder)
         documents.write(document, folder)
+        if key is not None and document["verdict"] == "pass":
+            say(put_signature(folder / f"{job.recipe.name}.bundle.tar", key))
     remember_imports()
     return document, folder

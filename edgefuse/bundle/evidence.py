@@ -28,6 +28,7 @@ from typing import Any
 
 from edgefuse.artifact import digest_file
 from edgefuse.bundle.schemas import EVIDENCE, SIGNATURE, read_document
+from edgefuse.bundle.signing import Signed, check_signature
 from edgefuse.errors import GateFailed, UsageError
 from edgefuse.section import Section
 from edgefuse.store import raise_disk_error, write_changed
@@ -45,11 +46,13 @@ class Cleared:
         sha256: the bundle's.
         target: the target's name.
         permissions: what its recipe lets pass that is refused otherwise, as ``key: value``.
+        signed: by whom; None where it is not, and no key is trusted here.
     """
 
     sha256: str
     target: str
     permissions: tuple[str, ...]
+    signed: Signed | None
 
 
 def permissions(recipe: Section) -> list[str]:
@@ -129,7 +132,7 @@ def _unlink(path: Path) -> None:
 
 def _earlier(path: Path) -> dict[str, Any] | None:
     try:
-        return read(path)
+        return parsed(read(path), path)
     except UsageError:
         return None
 
@@ -146,20 +149,31 @@ def _write(path: Path, document: Mapping[str, Any]) -> None:
         write_changed(path, text.encode())
 
 
-def read(path: Path) -> dict[str, Any]:
-    """An evidence file whose outer shape is right: targets with a verdict and gates.
+def read(path: Path) -> bytes:
+    """The bytes of an evidence file.
 
     Raises:
-        UsageError: none there, or not evidence of this schema.
+        UsageError: there is none.
     """
     try:
-        data = path.read_bytes()
+        return path.read_bytes()
     except OSError:
         raise UsageError(
             "no readable evidence.json beside the bundle",
             where=str(path),
             hint="use the folder that `edgefuse run` or `make release` wrote",
         ) from None
+
+
+def parsed(data: bytes, path: Path) -> dict[str, Any]:
+    """An evidence file whose outer shape is right: targets with a verdict and gates.
+
+    Args:
+        path: for messages.
+
+    Raises:
+        UsageError: not evidence of this schema.
+    """
     document = read_document(data, SCHEMA, EVIDENCE, str(path))
     targets = document.get("targets")
     whole = (
@@ -204,20 +218,26 @@ def require_bound(bundle: Path, evidence: Mapping[str, Any], sha256: str) -> Non
         )
 
 
-def require_passing(bundle: Path, target: str) -> Cleared:
-    """Check that a bundle passed every gate on a target, by the evidence beside it.
+def require_passing(bundle: Path, target: str, key: Path | None = None) -> Cleared:
+    """Check that a bundle passed every gate on a target, by the evidence beside it, and is signed.
+
+    Args:
+        key: a file with the only trusted public key; None: those of the user's configuration.
 
     Raises:
-        UsageError: no such bundle, no evidence beside it, or evidence of another schema.
+        UsageError: no such bundle, no evidence beside it, evidence or a signature of another
+            schema, a key that is none.
         GateFailed: the evidence is about other bytes, says nothing of the target, or not every
-            gate passed there.
+            gate passed there; or the signature is missing where keys are trusted, or is wrong.
     """
     if not bundle.is_file():
         raise UsageError(f"no such bundle: {bundle}", hint="make one with `edgefuse run`")
     path = bundle.with_name(EVIDENCE)
-    document = read(path)
+    data = read(path)
+    document = parsed(data, path)
     sha256 = digest_file(bundle)
     require_bound(bundle, document, sha256)
+    signed = check_signature(bundle.with_name(SIGNATURE), sha256, data, key)
     judged = document["targets"].get(target)
     if judged is None:
         others = ", ".join(sorted(document["targets"]))
@@ -233,7 +253,7 @@ def require_passing(bundle: Path, target: str) -> Cleared:
             where=str(path),
             hint=f"only a bundle that passed {', '.join(REQUIRED_GATES)} is pushed",
         )
-    return Cleared(sha256, target, tuple(map(str, judged["permissions"])))
+    return Cleared(sha256, target, tuple(map(str, judged["permissions"])), signed)
 
 
 def not_passed(judged: Mapping[str, Any]) -> Sequence[str]:

@@ -17,6 +17,16 @@ EVIDENCE = "evidence.json"
 SIGNATURE = "signature.json"
 
 
+def json_bytes(data: Any) -> bytes:
+    """A document as it is written: for people and for comparing, equal data gives equal bytes.
+
+    Raises:
+        ValueError: for NaN or infinity.
+    """
+    text = json.dumps(data, sort_keys=True, indent=1, ensure_ascii=False, allow_nan=False)
+    return f"{text}\n".encode()
+
+
 def read_document(data: bytes, schema: int, what: str, where: str) -> dict[str, Any]:
     """A JSON object of exactly this schema.
 
