@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, Any
 
 from edgefuse.devices.device import Cost, Place, Provenance, device
 from edgefuse.devices.script import Finished, run_script
-from edgefuse.devices.setup.venv import Environment, Pin, interpreter, make_environment
+from edgefuse.devices.setup.pins import TFLITE_MICRO
+from edgefuse.devices.setup.venv import interpreter, make_environment
 from edgefuse.errors import Inconclusive, StageError, ToolError
 
 if TYPE_CHECKING:
@@ -35,42 +36,6 @@ if TYPE_CHECKING:
 
     Array = np.ndarray[Any, Any]
 
-NUMPY = Pin(
-    "numpy",
-    "2.2.6",
-    (
-        "fc7b73d02efb0e18c000e9ad8b83480dfcd5dfd11065997ed4c6747470ae8915",  # cp310
-        "ba10f8411898fc418a521833e014a77d3ca01c15b0c6cdcce6a0d2897e6dbbdf",  # cp311
-    ),
-)
-ENVIRONMENT = Environment(
-    "tflite-micro",
-    (
-        Pin(
-            "tflite-micro",
-            "0.dev20261023182759",
-            (
-                "138594a4a07b3bd0dfe0ed196018177dbb1421eb5ceddaf2c5279601bd00baac",
-                "15de433ac849d6bc09b314ce455347af480ebdb6335d8680e4fb8c3fd2b59af2",
-            ),
-        ),
-        NUMPY,
-        Pin(
-            "flatbuffers",
-            "25.12.19",
-            ("7634f50c427838bb021c2d66a3d1168e9d199b0607e6329399f04846d42e20b4",),
-        ),
-        Pin(
-            "pyyaml",
-            "6.0.3",
-            (
-                "9c7708761fccb9397fe64bbc0395abcae8c4bf7b0eac081e12b809bf47700d0b",
-                "b8bb0864c5a28024fac8a632c443c87c5aa6f215c0b126c449ae1a150412f31d",
-            ),
-        ),
-    ),
-    ("tflite_micro",),
-)
 WORKER = "edgefuse.devices.tflite_micro_worker"
 TIMEOUT_S = 600.0
 _SAMPLES_A_PROCESS = 32
@@ -83,7 +48,7 @@ _TOTAL = re.compile(r"Arena allocation total (\d+) bytes")
 
 def prepare(target: Target, folder: Path) -> Iterator[str]:
     """tflite-micro in a private environment."""
-    yield from make_environment(ENVIRONMENT, folder)
+    yield from make_environment(TFLITE_MICRO, folder)
 
 
 @device(prepare=prepare)
@@ -96,7 +61,7 @@ class TfliteMicro:
         self._runs = itertools.count()
 
     def describe(self) -> str:
-        return f"tflite-micro {ENVIRONMENT.pins[0].version}, reference kernels"
+        return f"tflite-micro {TFLITE_MICRO.pins[0].version}, reference kernels"
 
     def outputs(
         self, model: Path, feeds: Iterable[Mapping[str, Array]]
@@ -248,7 +213,7 @@ class TfliteMicro:
         from edgefuse.tflite.read import signature_of
         from edgefuse.tflite.runtime import to_input
 
-        python = interpreter(ENVIRONMENT, self._place.prepared, self._target.name)
+        python = interpreter(TFLITE_MICRO, self._place.prepared, self._target.name)
         worker = importlib.util.find_spec(WORKER)
         if worker is None or worker.origin is None:
             raise ToolError(f"{WORKER} is missing", hint="install edgefuse again")

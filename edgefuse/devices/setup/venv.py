@@ -31,7 +31,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgefuse.errors import DeviceUnavailable, FetchError, ToolError
-from edgefuse.fetch import without_secrets
 from edgefuse.store import disk_error, is_disk_error
 
 PIP_TIMEOUT_S = 1800
@@ -178,6 +177,8 @@ def _install(wanted: Environment, requirements: Path, packages: Path) -> None:
     done = _run(command, PIP_TIMEOUT_S)
     if done.returncode == 0:
         return
+    from edgefuse.fetch import without_secrets
+
     errors = [line for line in done.stdout.splitlines() if line.startswith("ERROR: ")]
     said = without_secrets((errors or [_last_line(done.stdout)])[0].removeprefix("ERROR: "))[:300]
     if "No space left on device" in done.stdout:
