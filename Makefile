@@ -12,7 +12,7 @@ export EDGEFUSE_DATA ?= $(abspath ../shared/data)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help run check lint types imports test docs-check fix docs bench bench-int8 release push clean
+.PHONY: help run check lint types imports test docs-check fix docs bench bench-int8 bench-push release push rollback status clean
 
 help:  ## this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -64,6 +64,15 @@ release: $(STAMP)  ## every recipe with release: true to dist/, stopping at the 
 
 push: $(STAMP)  ## install BUNDLE on TARGET
 	$(BIN)/edgefuse push $(BUNDLE) --target $(TARGET)
+
+rollback: $(STAMP)  ## make the version before the current one current again on TARGET
+	$(BIN)/edgefuse rollback --target $(TARGET)
+
+status: $(STAMP)  ## which versions lie on TARGET, and whether they are whole
+	$(BIN)/edgefuse status --target $(TARGET)
+
+bench-push: $(STAMP)  ## cuts, kills and corruptions of pushes over ssh and adb
+	$(BIN)/python tests/benchmarks/push_faults.py
 
 clean:  ## remove what was built; the cache and .venv stay
 	rm -rf build dist

@@ -7,13 +7,17 @@ import json
 import os
 import shlex
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
 from edgefuse.ending import guarded, print_result, say
 from edgefuse.errors import EXIT_CODES
+
+if TYPE_CHECKING:
+    from edgefuse.command_push import DeviceReport
 
 _EXITS = "  ".join(f"{code}: {meaning}." for code, meaning in EXIT_CODES.items())
 
@@ -38,6 +42,12 @@ FromOption = Annotated[
     str | None, typer.Option("--from", help="Run this stage and all after anew.")
 ]
 OutOption = Annotated[Path | None, typer.Option(help="Output folder; build/<recipe>/ if absent.")]
+TargetsOption = Annotated[
+    list[str], typer.Option("--target", help="Name of a target; may be repeated: a fleet.")
+]
+WaitOption = Annotated[
+    float, typer.Option(min=0, help="Seconds that another push to the same device is waited for.")
+]
 MeasureOption = Annotated[bool, typer.Option("--measure", help="Measure latency anew.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="The result as JSON on stdout.")]
 QuietOption = Annotated[bool, typer.Option("-q", "--quiet", help="Errors and warnings only.")]
@@ -268,12 +278,75 @@ def sign(
 @app.command()
 def push(
     bundle: Annotated[Path, typer.Argument(help="A .bundle.tar with its evidence.json beside it.")],
-    target: Annotated[str, typer.Option(help="Where to install it.")],
+    targets: TargetsOption,
+    canary: Annotated[
+        str | None, typer.Option(help="Which of several targets goes first; the first given.")
+    ] = None,
+    wait: WaitOption = 60,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would be done; change nothing.")
+    ] = False,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
 ) -> None:
-    """Install a bundle that passed its gates on a target; never another one."""
-    from edgefuse.command_release import push_bundle
+    """Install a bundle that passed its gates on targets, whole or not at all."""
+    from edgefuse.command_push import push_bundle
 
-    print_result(push_bundle(bundle, target))
+    tell = _steps(quiet or as_json)
+    options: dict[str, Any] = {"canary": canary, "wait_s": wait, "dry_run": dry_run, "tell": tell}
+    _print_devices(push_bundle(bundle, targets, **options), as_json)
+
+
+@app.command()
+def rollback(
+    targets: TargetsOption,
+    wait: WaitOption = 60,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Make the version before the current one current again, once it is proven on the device."""
+    from edgefuse.command_push import roll_back
+
+    _print_devices(roll_back(targets, wait_s=wait, tell=_steps(quiet or as_json)), as_json)
+
+
+@app.command()
+def status(targets: TargetsOption, as_json: JsonOption = False) -> None:
+    """Tell which versions lie on targets, and whether they are whole. Changes nothing."""
+    from edgefuse import command_push
+
+    found = command_push.status(targets)
+    lines = [line for one in found for line in one.lines]
+    print_result(command_push.as_json(found) if as_json else "\n".join(lines))
+    command_push.require_healthy(found)
+
+
+@app.command()
+def prune(
+    targets: TargetsOption,
+    keep: Annotated[
+        int | None, typer.Option(help="Versions that stay; the target's keep_versions if absent.")
+    ] = None,
+    wait: WaitOption = 60,
+    as_json: JsonOption = False,
+) -> None:
+    """Remove old versions from targets, never the current one nor the one before it."""
+    from edgefuse import command_push
+
+    _print_devices(command_push.prune(targets, keep=keep, wait_s=wait), as_json)
+
+
+def _steps(quiet: bool) -> Callable[[str], None]:
+    return (lambda _: None) if quiet else say
+
+
+def _print_devices(reports: list[DeviceReport], as_json: bool) -> None:
+    """A line for each device and its steps, then the worst of what failed."""
+    from edgefuse import command_push
+
+    lines = [line for one in reports for line in (one.line, *(f"  {s}" for s in one.steps))]
+    print_result(command_push.as_json(reports) if as_json else "\n".join(lines))
+    command_push.require_all(reports)
 
 
 @app.command()

@@ -1,4 +1,4 @@
-"""``edgefuse release`` and ``edgefuse push``: only what passed every gate leaves the machine."""
+"""``edgefuse release``: bundles of every recipe that is to ship, or none."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from edgefuse import publish
-from edgefuse.bundle.evidence import require_passing
 from edgefuse.bundle.signing import load_private
 from edgefuse.command_run import run_recipe
 from edgefuse.errors import EdgefuseError, RecipeError, StoreError, UsageError
@@ -93,25 +92,3 @@ def _release(name: str, path: Path, folder: Path, run: Callable[..., Any]) -> st
         raise
     bundle = next(a for a in document["artifacts"] if a["kind"] == "bundle")
     return f"{folder / bundle['file']}  {bundle['sha256']}"
-
-
-def push_bundle(bundle: Path, target_name: str) -> str:
-    """Install a bundle on a target.
-
-    Raises:
-        UsageError: no such bundle, or no evidence beside it.
-        GateFailed: its evidence is of other bytes or another target, or not every gate passed.
-        DeviceUnavailable: the target cannot be reached.
-    """
-    from edgefuse.devices.local import expand, install
-    from edgefuse.target import load_target
-
-    target = load_target(target_name, [bundle.parent])
-    sha256 = require_passing(bundle, target.name).sha256
-    if target.install_path is None:
-        raise UsageError(
-            f"target {target.name} has no install_path", hint="add one to its file in targets/"
-        )
-    installed = install(bundle, sha256, expand(target.install_path))
-    state = "installed" if installed.changed else "already current"
-    return f"{target.name}: {state} {sha256[:12]} at {installed.current}"

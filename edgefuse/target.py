@@ -114,6 +114,11 @@ class Support(Section):
     per_channel_dense: bool = Field(
         True, description="Whether FULLY_CONNECTED takes a weight scale for each output."
     )
+    int8_dot_product: bool | None = Field(
+        None,
+        description="Whether the CPU has one (VNNI, AMX, ARM dotprod or i8mm); null: as the "
+        "machine says.",
+    )
 
 
 class Target(Section):
@@ -139,6 +144,12 @@ class Target(Section):
     threads: int = Field(1, ge=1, le=64, description="Interpreter threads.")
     architecture: Literal["x86_64", "aarch64", "armv7"] | None = Field(
         None, description="Of a machine reached by ssh or adb: which runner it gets."
+    )
+    python: str | None = Field(
+        None,
+        pattern=r"^[^-\s{}][^\s{}]*$",
+        description="Python on a board reached by ssh or adb, where it has the runtime and NumPy: "
+        "it runs the models in place of edgefuse's own runner.",
     )
     emulator: Emulator | None = Field(None, description="Runs here, as that CPU would.")
     ssh: Ssh | None = Field(None, description="For transport ssh.")
@@ -174,6 +185,8 @@ class Target(Section):
                 raise ValueError(f"the section {name} is for transport {name}")
         if remote != (self.architecture is not None):
             raise ValueError("architecture is for transports ssh and adb, and needed there")
+        if self.python is not None and not remote:
+            raise ValueError("python is for transports ssh and adb")
         if self.emulator is not None and (remote or self.runtime != "litert"):
             raise ValueError("emulator is for transport local and runtime litert")
         if (self.accelerator is None) == (self.runtime == "ethos_u"):
@@ -181,6 +194,16 @@ class Target(Section):
         if self.runtime in ("tflite_micro", "ethos_u", "edgetpu") and remote:
             raise ValueError(f"runtime {self.runtime} is simulated here: transport local")
         return self
+
+    @property
+    def judging_runtime(self) -> Literal["litert", "tflite_runtime"]:
+        """The interpreter on this machine that decides what is written: the target's, if here."""
+        return "tflite_runtime" if self.runtime == "tflite_runtime" else "litert"
+
+    @property
+    def judging_kernels(self) -> Literal["default", "builtin", "reference"]:
+        """The kernels that go with :attr:`judging_runtime`."""
+        return self.kernels if self.device == "host" else "default"
 
     @property
     def device(self) -> str:
