@@ -156,8 +156,8 @@ def _blamed(
         int8_file or made["quantize"].path,
         streamed(float_model.signature, source_layouts(recipe), feeds),
         scratch,
-        runtime=job.target.runtime,
-        kernels=job.target.kernels,
+        runtime=job.target.judging_runtime,
+        kernels=job.target.judging_kernels,
         clipped_low=int8_file is None and recipe.quantize.head == "classes",
         progress=console.progress,
     )

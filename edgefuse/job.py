@@ -65,7 +65,7 @@ def make_job(path: Path, settings: Sequence[str] = (), target: str | None = None
     def fingerprint() -> str:
         from edgefuse.devices.fingerprint import fingerprint as machine
 
-        distribution = _DISTRIBUTIONS[board.runtime]
+        distribution = _DISTRIBUTIONS[board.judging_runtime]
         facts = machine(f"{distribution} {version(distribution)}")
         return str(facts["sha256"])
 

@@ -38,6 +38,10 @@ class Job:
     fingerprint: Callable[[], str]
     place: Callable[[str], str] = str
 
+    def recipe_of(self, stage: Stage) -> Recipe:
+        """The recipe as a stage sees it: a gate finds the thresholds of its target."""
+        return judged_on(self.recipe, self.target.name) if stage.gate else self.recipe
+
 
 @dataclass(frozen=True)
 class Selection:
@@ -67,13 +71,26 @@ class Step:
     forced: bool = False
 
 
-def stages_of(recipe: Recipe, selection: Selection = Selection()) -> list[Stage]:
+def judged_on(recipe: Recipe, target: str) -> Recipe:
+    """The recipe with the gates that it has on a target."""
+    return recipe.model_copy(update={"gates": recipe.gates.on(target)})
+
+
+def stages_of(
+    recipe: Recipe, selection: Selection = Selection(), target: str | None = None
+) -> list[Stage]:
     """The stages that apply to a recipe, in order, cut by the selection.
+
+    Args:
+        target: the name of the target that the gates run on; None: the recipe's.
 
     Raises:
         UsageError: an unknown stage name, or one that this recipe does not have.
     """
-    stages = {name: s for name, s in STAGES.all().items() if s.applies(recipe)}
+    judged = judged_on(recipe, target or recipe.target)
+    stages = {
+        name: s for name, s in STAGES.all().items() if s.applies(judged if s.gate else recipe)
+    }
     graph = {name: {n for n in (*s.inputs, *s.after) if n in stages} for name, s in stages.items()}
     for option, name in (("--until", selection.until), ("--from", selection.start)):
         if name is not None and name not in stages:
@@ -126,7 +143,7 @@ def _forced(stages: Sequence[Stage], selection: Selection) -> set[str]:
 
 def parts_of(job: Job, stage: Stage, inputs: Mapping[str, str]) -> dict[str, Any]:
     """Everything that can change a stage's result, given its inputs' SHA-256."""
-    parts = static_parts(job.recipe, stage, job.base)
+    parts = static_parts(job.recipe_of(stage), stage, job.base)
     parts["inputs"] = dict(inputs)
     parts["samples"] = {
         role: job.samples_of(role).digest
@@ -156,12 +173,13 @@ def make_plan(job: Job, selection: Selection = Selection()) -> list[Step]:
 
 
 def _make_plan(job: Job, selection: Selection) -> list[Step]:
-    stages = stages_of(job.recipe, selection)
+    stages = stages_of(job.recipe, selection, job.target.name)
     forced = _forced(stages, selection)
     known: dict[str, str] = {}
     steps: list[Step] = []
     for stage in stages:
-        anew = stage.name in forced or not stage.cacheable(job.recipe)
+        afar = bool(stage.target_fields) and job.target.device == "remote"
+        anew = stage.name in forced or afar or not stage.cacheable(job.recipe)
         present = [n for n in stage.inputs if any(n == s.name for s in stages)]
         waiting = [n for n in present if n not in known]
         if waiting:
@@ -171,7 +189,13 @@ def _make_plan(job: Job, selection: Selection) -> list[Step]:
         parts = parts_of(job, stage, {n: known[n] for n in present})
         key = key_of(parts)
         if anew:
-            why = "asked for" if stage.name in forced else "never cached: its inputs are unknown"
+            why = (
+                "asked for"
+                if stage.name in forced
+                else "never cached: on a device"
+                if afar
+                else "never cached: its inputs are unknown"
+            )
             steps.append(Step(stage, "run", key, parts, why, forced=True))
         else:
             try:

@@ -271,7 +271,11 @@ class MemoryGate(Section):
 
 
 class LatencyGate(Section):
-    """Int8 against float on the target, interleaved in fresh processes."""
+    """Int8 on the target, beside the float file and an earlier bundle, interleaved.
+
+    A machine or a board is timed in milliseconds, an emulated CPU counted in instructions, an NPU
+    estimated in cycles: ratios are of whatever the target gives.
+    """
 
     max_ratio_to_float: float | None = Field(
         None, gt=0, description="Median of int8 over float, round by round."
@@ -284,16 +288,54 @@ class LatencyGate(Section):
         "two was applied is recorded as evidence.",
     )
     max_p90_ms: float | None = Field(None, gt=0, description="Only sensible on one known board.")
+    max_instructions: int | None = Field(
+        None, gt=0, description="Of one invoke; targets that count instructions."
+    )
+    max_cycles: int | None = Field(None, gt=0, description="Of one invoke; targets with an NPU.")
+    baseline: LocalFile | None = Field(
+        None, description="An earlier bundle of the same model, e.g. the one released last."
+    )
+    max_ratio_to_baseline: float | None = Field(
+        None, gt=0, description="Of the int8 file to the baseline's."
+    )
     processes: int = Field(5, ge=2, le=50, description="Fresh processes.")
     rounds: int = Field(40, ge=10, description="Interleaved rounds a process.")
+    repeats: int = Field(
+        3,
+        ge=1,
+        le=20,
+        description="How often it is measured at most while a check is inconclusive; all rounds "
+        "count together.",
+    )
+    sustained_s: int = Field(
+        0,
+        ge=0,
+        le=86400,
+        description="Measure for so long, and judge the second half: a board that grows hot slows "
+        "down.",
+    )
 
     @model_validator(mode="after")
     def _has_threshold(self) -> Self:
         if self.max_ratio_without_int8_dot is not None and self.max_ratio_to_float is None:
             raise ValueError("max_ratio_without_int8_dot needs max_ratio_to_float beside it")
-        if self.max_ratio_to_float is None and self.max_p90_ms is None:
+        if (self.baseline is None) != (self.max_ratio_to_baseline is None):
+            raise ValueError("baseline and max_ratio_to_baseline need each other")
+        limits = (
+            *(self.max_ratio_to_float, self.max_p90_ms, self.max_instructions),
+            *(self.max_cycles, self.max_ratio_to_baseline),
+        )
+        if all(limit is None for limit in limits):
             raise ValueError("a gate without a threshold decides nothing: give at least one")
         return self
+
+
+class TargetGates(Section):
+    """Gates on one target instead of the recipe's own; null: none there, which is recorded."""
+
+    accuracy: AccuracyGate | None = None
+    memory: MemoryGate | None = None
+    latency: LatencyGate | None = None
 
 
 class Gates(Section):
@@ -302,6 +344,18 @@ class Gates(Section):
     accuracy: AccuracyGate | None = None
     memory: MemoryGate | None = None
     latency: LatencyGate | None = None
+    targets: dict[NAME, TargetGates] = Field(
+        default_factory=dict,
+        description="Other thresholds on a target, by its name: a gate given here replaces the "
+        "recipe's as a whole.",
+    )
+
+    def on(self, target: str) -> Self:
+        """The gates as they are on a target."""
+        own = self.targets.get(target)
+        if own is None:
+            return self
+        return self.model_copy(update={n: getattr(own, n) for n in own.model_fields_set})
 
 
 class Package(Section):

@@ -212,7 +212,7 @@ class Runner:
                 shutil.rmtree(scratch, ignore_errors=True)
             context, said = self._context(stage, work, scratch), len(self.result.warnings)
             try:
-                product = stage.run(inputs, restricted(job.recipe, stage), context)
+                product = stage.run(inputs, restricted(job.recipe_of(stage), stage), context)
             except OSError as error:
                 if not is_disk_error(error):
                     raise

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgefuse.child import call
-from edgefuse.devices.fingerprint import cpu_model, governor
+from edgefuse.devices.fingerprint import cpu_model, governor, temperature_celsius
 from edgefuse.errors import ToolError
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ class Conditions:
     Attributes:
         runtime: distribution and version.
         governor: frequency governor of the first CPU, ``unknown`` when unreadable.
+        temperature_celsius: of the hottest sensor before the first process; None when unreadable.
         load: one-minute load average before the first process.
         preempted: how often each process lost its CPU while it was timed.
     """
@@ -55,6 +56,7 @@ class Conditions:
     cpu: str
     cpus: int
     governor: str
+    temperature_celsius: float | None
     load: float
     preempted: tuple[int, ...]
 
@@ -123,9 +125,16 @@ def _divide(upper: Times, lower: Times) -> Times:
     return tuple(tuple(a / b for a, b in zip(up, low)) for up, low in zip(upper, lower))
 
 
-def measure_latency(
-    float_file: Path,
-    int8_file: Path,
+@dataclass(frozen=True)
+class Timed:
+    """Times of several files in milliseconds, [file][process][round]."""
+
+    times_ms: tuple[Times, ...]
+    conditions: Conditions
+
+
+def time_files(
+    files: Sequence[Path],
     *,
     log: Path,
     runtime: Runtime = "litert",
@@ -135,14 +144,16 @@ def measure_latency(
     rounds: int = 40,
     warmup: int = 3,
     seed: int = 0,
+    feeds: Sequence[Path] = (),
     timeout_s: float = 120.0,
     progress: Callable[[int, int, str], None] | None = None,
-) -> Latency:
-    """Measure both files, batch as in the file.
+) -> Timed:
+    """Time one invoke of each file, all of them interleaved in each of several processes.
 
     Args:
         log: the workers' standard error is appended here.
         warmup: untimed rounds at the start of each process.
+        feeds: an .npz of each file's inputs; none: seeded random ones.
         timeout_s: limit of one process, in seconds.
 
     Raises:
@@ -155,13 +166,13 @@ def measure_latency(
         raise ValueError("at least one process and one round")
     version = runtime_version(runtime)
     load = os.getloadavg()[0]
-    files = [str(float_file), str(int8_file), str(float_file)]
     answers = []
     for process in range(processes):
         if progress is not None:
             progress(process, processes, "latency")
         job = {
-            "files": files,
+            "files": [str(path) for path in files],
+            "feeds": [str(path) for path in feeds],
             "runtime": runtime,
             "kernels": kernels,
             "threads": threads,
@@ -173,21 +184,25 @@ def measure_latency(
         answers.append(call(WORKER, job, log, timeout_s))
     if progress is not None:
         progress(processes, processes, "latency")
-    columns = [tuple(tuple(a["times_ms"][k]) for a in answers) for k in range(3)]
+    columns = [tuple(tuple(a["times_ms"][k]) for a in answers) for k in range(len(files))]
     if any(not t > 0 for column in columns for row in column for t in row):
         raise ToolError("the clock did not advance during an invoke", where=str(log))
-    return Latency(
-        float_ms=columns[0],
-        int8_ms=columns[1],
-        again_ms=columns[2],
-        conditions=Conditions(
-            runtime=version,
-            kernels=kernels,
-            threads=threads,
-            cpu=cpu_model(),
-            cpus=os.cpu_count() or 1,
-            governor=governor(),
-            load=round(load, 2),
-            preempted=tuple(a["preempted"] for a in answers),
-        ),
+    conditions = Conditions(
+        runtime=version,
+        kernels=kernels,
+        threads=threads,
+        cpu=cpu_model(),
+        cpus=os.cpu_count() or 1,
+        governor=governor(),
+        temperature_celsius=temperature_celsius(),
+        load=round(load, 2),
+        preempted=tuple(a["preempted"] for a in answers),
     )
+    return Timed(tuple(columns), conditions)
+
+
+def measure_latency(float_file: Path, int8_file: Path, *, log: Path, **options: Any) -> Latency:
+    """Both files and the float file once more; ``options`` and errors as :func:`time_files`."""
+    timed = time_files((float_file, int8_file, float_file), log=log, **options)
+    reference, int8, again = timed.times_ms
+    return Latency(reference, int8, again, timed.conditions)

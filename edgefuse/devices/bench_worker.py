@@ -42,9 +42,13 @@ def measure(job: dict[str, Any]) -> dict[str, Any]:
     from edgefuse.tflite.runtime import open_model
 
     models = []
-    for path in job["files"]:
+    for place, path in enumerate(job["files"]):
         model = open_model(Path(path), job["runtime"], job["threads"], job["kernels"])
-        model.feed(random_feeds(model.signature, job["seed"]))
+        if job.get("feeds"):
+            with np.load(job["feeds"][place]) as held:
+                model.feed(dict(held))
+        else:
+            model.feed(random_feeds(model.signature, job["seed"]))
         models.append(model)
     orders = list(itertools.permutations(range(len(models))))
     for _ in range(job["warmup"]):

@@ -83,6 +83,17 @@ def governor() -> str:
         return "unknown"
 
 
+def temperature_celsius() -> float | None:
+    """Of the hottest thermal zone; None when the system does not tell."""
+    found = []
+    for path in sorted(Path("/sys/class/thermal").glob("thermal_zone*/temp")):
+        try:
+            found.append(int(path.read_text()) / 1000)
+        except (OSError, ValueError):
+            continue
+    return max(found, default=None)
+
+
 def _usable_cpus() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))

@@ -1,4 +1,7 @@
-"""Accuracy gate: the int8 model against the float one, on the target's runtime.
+"""Accuracy gate: the int8 model on the target against the float one.
+
+The int8 model runs on the target's device; the float one, which a device need not know, on this
+machine, with the target's runtime where that is here.
 
 Agreement of the first class, the least SQNR of any output and, for labelled samples, the top-1
 drop; classes are those of the first output. Each threshold is judged by the one-sided 95% bound,
@@ -13,18 +16,19 @@ weights already rounded.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from edgefuse.artifact import Artifact, Product
-from edgefuse.errors import DataError
+from edgefuse.errors import DataError, StageError
 from edgefuse.recipe import Recipe
 from edgefuse.stage import Context, stage
 from edgefuse.verdict import Check, evidence
 
 if TYPE_CHECKING:
     from edgefuse.bounds import Bound, Resampling
+    from edgefuse.devices.device import Device
 
 _FEW_GROUPS = 5
 
@@ -37,7 +41,10 @@ _FEW_GROUPS = 5
     after=("check",),
     sections=("model.inputs", "model.tflite", "preprocess", "gates.accuracy"),
     samples=("evaluation", "report"),
-    target_fields=("name", "runtime", "kernels"),
+    target_fields=(
+        *("name", "runtime", "runtime_version", "kernels", "threads", "transport", "architecture"),
+        *("emulator", "ssh", "adb", "accelerator"),
+    ),
     tools=("ai-edge-litert", "tflite-runtime", "numpy", "onnx", "onnx-ir", "onnxruntime"),
     applies=lambda recipe: recipe.gates.accuracy is not None,
     gate=True,
@@ -46,9 +53,9 @@ def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Pro
     from edgefuse import metrics
     from edgefuse.bounds import agreement_bound, drop_bound
     from edgefuse.data import require_labels
+    from edgefuse.devices.device import open_device
     from edgefuse.labels import fits_classes, require_classes
     from edgefuse.paired import agreement_needs, drop_needs
-    from edgefuse.tflite.runtime import runtime_version
 
     gate = recipe.gates.accuracy
     assert gate is not None
@@ -59,7 +66,10 @@ def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Pro
         require_classes(samples, answer, "data.evaluation")
     if "report" in context.roles:
         require_classes(context.samples("report"), answer, "data.report")
-    reference, candidate = _outputs(inputs, recipe, context, "evaluation")
+    work = context.work / "device"
+    work.mkdir()
+    device = open_device(context.target, work, context.log)
+    reference, candidate = _outputs(inputs, recipe, context, "evaluation", device)
     groups = list(samples.groups)
     if len(set(groups)) < _FEW_GROUPS:
         raise DataError(
@@ -108,14 +118,14 @@ def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Pro
             f"{list(answer.shape)}: top-1 is not measured"
         )
     if "report" in context.roles:
-        figures["report"] = _report(inputs, recipe, context)
+        figures["report"] = _report(inputs, recipe, context, device)
     if against := _against_qdq(inputs, recipe, context, candidate):
         figures["against_qdq"] = against
     document = evidence(
         checks,
         target=context.target.name,
-        runtime=runtime_version(context.target.runtime),
-        provenance="measured",
+        runtime=device.describe(),
+        provenance=device.provenance,
         figures=figures,
         hint="more calibration samples, a smaller quantize.tail_percent, or more evaluation "
         "pictures when it is inconclusive",
@@ -126,32 +136,45 @@ def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Pro
 
 
 def _outputs(
-    inputs: Mapping[str, Artifact], recipe: Recipe, context: Context, role: str
+    inputs: Mapping[str, Artifact], recipe: Recipe, context: Context, role: str, device: Device
 ) -> tuple[list[Any], list[Any]]:
     """Per output, float and int8 results: each [samples, values]."""
     import numpy as np
 
     from edgefuse.data import batches
     from edgefuse.tflite.feeds import source_layouts, streamed
-    from edgefuse.tflite.runtime import open_model
+    from edgefuse.tflite.read import read_model, signature_of
+    from edgefuse.tflite.runtime import dequantize, open_model, to_input
 
-    target, samples = context.target, context.samples(role)
-    models = [
-        open_model(inputs[name].path, runtime=target.runtime, kernels=target.kernels, threads=2)
-        for name in ("convert", "quantize")
-    ]
-    layouts = source_layouts(recipe)
-    names = [spec.name for spec in models[0].signature.outputs]
-    rows: list[list[list[Any]]] = [[[] for _ in names] for _ in models]
+    target, samples, layouts = context.target, context.samples(role), source_layouts(recipe)
+    runtime, kernels = target.judging_runtime, target.judging_kernels
+    exact = open_model(inputs["convert"].path, runtime=runtime, kernels=kernels, threads=2)
+    signature = signature_of(read_model(inputs["quantize"].path))
+    names = [spec.name for spec in exact.signature.outputs]
+    rows: list[list[list[Any]]] = [[[] for _ in names] for _ in range(2)]
+    held: list[int] = []
+
+    def keep(outputs: Mapping[str, Any], count: int, columns: list[list[Any]]) -> None:
+        for name, column in zip(names, columns):
+            column.extend(outputs[name].reshape(recipe.model.batch, -1)[:count])
+
+    def feeding() -> Iterator[dict[str, Any]]:
+        """What the device takes; the float model runs beside, on the same samples."""
+        for feed, kept in batches(samples.samples(context.downloads), recipe.model.batch):
+            (given,) = streamed(exact.signature, layouts, [feed])
+            keep(exact.run_float(given), len(kept), rows[0])
+            held.append(len(kept))
+            (given,) = streamed(signature, layouts, [feed])
+            yield {spec.name: to_input(given[spec.name], spec) for spec in signature.inputs}
+
     done = 0
-    for feed, held in batches(samples.samples(context.downloads), recipe.model.batch):
-        for model, columns in zip(models, rows):
-            (given,) = streamed(model.signature, layouts, [feed])
-            outputs = model.run_float(given)
-            for name, column in zip(names, columns):
-                column.extend(outputs[name].reshape(recipe.model.batch, -1)[: len(held)])
-        done += len(held)
+    for place, raw in enumerate(device.outputs(inputs["quantize"].path, feeding())):
+        outputs = {spec.name: dequantize(raw[spec.name], spec) for spec in signature.outputs}
+        keep(outputs, held[place], rows[1])
+        done += held[place]
         context.progress(done, samples.count, f"{role} samples")
+    if done != samples.count:
+        raise StageError(f"the device answered {done} of {samples.count} samples")
     reference, candidate = ([np.stack(column) for column in columns] for columns in rows)
     return reference, candidate
 
@@ -242,13 +265,15 @@ def _labelled(scores: Any, quantised: Any, labels: list[Any]) -> dict[str, Any]:
     return found
 
 
-def _report(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> dict[str, Any]:
+def _report(
+    inputs: Mapping[str, Artifact], recipe: Recipe, context: Context, device: Device
+) -> dict[str, Any]:
     from edgefuse import metrics
     from edgefuse.data import require_labels
 
     samples = context.samples("report")
     require_labels(samples, "data.report")
-    reference, candidate = _outputs(inputs, recipe, context, "report")
+    reference, candidate = _outputs(inputs, recipe, context, "report", device)
     labels = [entry.label for entry in samples.entries]
     return {
         "samples": samples.count,

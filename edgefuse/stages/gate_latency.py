@@ -1,16 +1,21 @@
-"""Latency gate: int8 against float on the target, interleaved in fresh processes."""
+"""Latency gate: int8 on the target beside the float file and an earlier bundle, interleaved."""
 
 from __future__ import annotations
 
 import json
+import tempfile
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from edgefuse.artifact import Artifact, Product
-from edgefuse.recipe import Recipe
+from edgefuse.recipe import LatencyGate, Recipe
 from edgefuse.stage import Context, stage
 from edgefuse.verdict import Check, evidence
+
+if TYPE_CHECKING:
+    from edgefuse.devices.cost import Series
 
 
 @stage(
@@ -20,70 +25,106 @@ from edgefuse.verdict import Check, evidence
     inputs=("convert", "quantize"),
     after=("check",),
     sections=("gates.latency",),
-    target_fields=("name", "runtime", "kernels", "threads"),
+    target_fields=(
+        *("name", "runtime", "runtime_version", "kernels", "threads", "transport", "architecture"),
+        *("emulator", "ssh", "adb", "accelerator", "support"),
+    ),
     tools=("ai-edge-litert", "tflite-runtime"),
     applies=lambda recipe: recipe.gates.latency is not None,
     gate=True,
     measures=True,
 )
 def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Product:
-    import numpy as np
-
-    from edgefuse.bounds import paired_ratio, time_percentile_bound
-    from edgefuse.devices.bench import measure_latency
-    from edgefuse.devices.fingerprint import has_int8_dot_product
+    from edgefuse.devices.bench_worker import random_feeds
+    from edgefuse.devices.cost import checks_of, measure
+    from edgefuse.devices.device import open_device
+    from edgefuse.tflite.read import read_model, signature_of
 
     gate = recipe.gates.latency
     assert gate is not None
     target = context.target
-    latency = measure_latency(
-        inputs["convert"].path,
-        inputs["quantize"].path,
-        log=context.log,
-        runtime=target.runtime,
-        kernels=target.kernels,
-        threads=target.threads,
-        processes=gate.processes,
-        rounds=gate.rounds,
-        seed=recipe.seed,
-        progress=context.progress,
-    )
-    int8, reference = np.array(latency.int8_ms), np.array(latency.float_ms)
-    n = int8.size
-    checks = []
-    limit = gate.max_ratio_to_float
-    dot_product = has_int8_dot_product()
-    if gate.max_ratio_without_int8_dot is not None and dot_product is None:
-        context.warn(
-            "whether this CPU has an int8 dot product is unknown (/proc/cpuinfo does not tell): "
-            "the ratio to float is judged by max_ratio_to_float"
-        )
-    if gate.max_ratio_without_int8_dot is not None and dot_product is False:
-        limit = gate.max_ratio_without_int8_dot
-        context.warn(
-            "this CPU has no int8 dot product, so int8 gains no time on it: the ratio to float is "
-            f"judged by max_ratio_without_int8_dot ({limit:g}) and proves nothing for a board"
-        )
-    if limit is not None:
-        ratio = paired_ratio(int8, reference, seed=recipe.seed)
-        checks.append(Check("ratio to float", ratio.median, ratio.upper, "<=", limit, "", n))
-    if gate.max_p90_ms is not None:
-        p90 = time_percentile_bound(int8, 90.0, seed=recipe.seed)
-        checks.append(Check("p90", p90.point, p90.bound, "<=", gate.max_p90_ms, "ms", n))
+    files = {"int8": inputs["quantize"].path}
+    if gate.max_ratio_to_float is not None:
+        files["float"] = inputs["convert"].path
+    if gate.baseline is not None:
+        files["baseline"] = _released(context.local(gate.baseline), context.work)
+    feeds = {n: random_feeds(signature_of(read_model(p)), recipe.seed) for n, p in files.items()}
+    with tempfile.TemporaryDirectory(dir=context.work) as work:
+        device = open_device(target, Path(work), context.log)
+
+        def judge(series: Series) -> list[Check]:
+            dot = _int8_dot_product(series, context)
+            return checks_of(series, gate, _ratio_limit(gate, dot), recipe.seed)
+
+        series, checks = measure(device, files, feeds, gate, judge=judge, progress=context.progress)
+        runtime = device.describe()
+    dot_product = _int8_dot_product(series, context)
+    _tell_which_limit(gate, dot_product, context)
     operators = _operators(inputs["convert"].path, inputs["quantize"].path)
     document = evidence(
         checks,
         target=target.name,
-        runtime=latency.conditions.runtime,
-        provenance="measured",
-        figures={"int8_dot_product": dot_product, **latency.summary(), "operators": operators},
+        runtime=runtime,
+        provenance=series.provenance,
+        figures={"int8_dot_product": dot_product, **series.figures(), "operators": operators},
         hint=_suspects(operators)
-        + f"{latency.conditions.runtime} may run int8 operators without a fast kernel on this CPU: "
+        + f"{runtime} may run int8 operators without a fast kernel on this CPU: "
         "compare targets with --target, and look at figures.conditions",
     )
     path = context.work / context.file_name
     path.write_text(json.dumps(document, sort_keys=True))
     return Product("verdict", path, evidence=document)
+
+
+def _int8_dot_product(series: Series, context: Context) -> bool | None:
+    """As the target's file says, else as its device does; None where nobody knows."""
+    told = context.target.support.int8_dot_product
+    found = series.conditions.get("int8_dot_product") if told is None else told
+    return None if found is None else bool(found)
+
+
+def _ratio_limit(gate: LatencyGate, dot_product: bool | None) -> float | None:
+    """The stricter limit wherever it is not known that there is no dot product."""
+    if gate.max_ratio_without_int8_dot is not None and dot_product is False:
+        return gate.max_ratio_without_int8_dot
+    return gate.max_ratio_to_float
+
+
+def _tell_which_limit(gate: LatencyGate, dot_product: bool | None, context: Context) -> None:
+    if gate.max_ratio_without_int8_dot is None:
+        return
+    if dot_product is None:
+        context.warn(
+            "whether this CPU has an int8 dot product is unknown (/proc/cpuinfo does not tell): "
+            "the ratio to float is judged by max_ratio_to_float"
+        )
+    elif not dot_product:
+        context.warn(
+            "this CPU has no int8 dot product, so int8 gains no time on it: the ratio to float is "
+            f"judged by max_ratio_without_int8_dot ({gate.max_ratio_without_int8_dot:g}) and "
+            "proves nothing for a board"
+        )
+
+
+def _released(bundle: Path, work: Path) -> Path:
+    """The int8 model of an earlier bundle.
+
+    Raises:
+        StageError: no whole bundle, or one without an int8 model.
+    """
+    from edgefuse.archive import unpack
+    from edgefuse.errors import StageError
+
+    folder = work / "baseline"
+    folder.mkdir()
+    names = unpack(bundle, folder)
+    found = [name for name in names if name.endswith("_full_integer_quant.tflite")]
+    if len(found) != 1:
+        raise StageError(
+            "no bundle of edgefuse: it holds no int8 model",
+            where=f"gates.latency.baseline: {bundle}",
+        )
+    return folder / found[0]
 
 
 def _operators(float_path: Path, int8_path: Path) -> dict[str, dict[str, int]]:

@@ -1,10 +1,14 @@
-"""Memory gate: the arena that the int8 model needs with the built-in kernels, and its size."""
+"""Memory gate: the arena that the int8 model needs on the target, and its size.
+
+Judged by the recipe's limits and by those of the target's own file.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
 from dataclasses import asdict
+from typing import Any
 
 from edgefuse.artifact import Artifact, Product
 from edgefuse.recipe import Recipe
@@ -19,38 +23,48 @@ from edgefuse.verdict import Check, evidence
     inputs=("convert", "quantize"),
     after=("check",),
     sections=("gates.memory",),
-    target_fields=("name", "runtime"),
+    target_fields=(
+        *("name", "runtime", "runtime_version", "kernels", "threads", "transport", "architecture"),
+        *("emulator", "ssh", "adb", "accelerator", "limits"),
+    ),
     tools=("ai-edge-litert", "tflite-runtime"),
     applies=lambda recipe: recipe.gates.memory is not None,
     gate=True,
 )
 def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Product:
-    from edgefuse.devices.arena import measure_arena
+    from edgefuse.devices.device import open_device
 
     gate = recipe.gates.memory
     assert gate is not None
     target = context.target
+    work = context.work / "device"
+    work.mkdir()
+    device = open_device(target, work, context.log)
     context.progress(0, 2, "int8 arena")
-    int8 = measure_arena(inputs["quantize"].path, log=context.log, runtime=target.runtime)
+    int8, provenance = device.arena(inputs["quantize"].path)
     context.progress(1, 2, "float arena")
-    reference = measure_arena(inputs["convert"].path, log=context.log, runtime=target.runtime)
+    figures: dict[str, Any] = {"int8": asdict(int8)}
+    if target.support.float_operators:
+        figures["float"] = asdict(device.arena(inputs["convert"].path)[0])
     size = inputs["quantize"].path.stat().st_size
     arena = float(int8.measured_bytes)
     checks = [Check("arena", arena, arena, "<=", gate.max_arena_bytes, "bytes", 1)]
-    if gate.max_model_bytes is not None:
-        checks.append(
-            Check("model", float(size), float(size), "<=", gate.max_model_bytes, "bytes", 1)
-        )
+    for name, value, limit in (
+        ("model", size, gate.max_model_bytes),
+        ("arena on the target", arena, target.limits.arena_bytes),
+        ("model on the target", size, target.limits.model_bytes),
+    ):
+        if limit is not None:
+            checks.append(Check(name, float(value), float(value), "<=", limit, "bytes", 1))
     document = evidence(
         checks,
         target=target.name,
         runtime=int8.runtime,
-        provenance="measured",
+        provenance=provenance,
         figures={
             "model_bytes": size,
             "float_model_bytes": inputs["convert"].path.stat().st_size,
-            "int8": asdict(int8),
-            "float": asdict(reference),
+            **figures,
         },
         hint="a smaller input or narrower layers; the largest activation decides the arena",
     )

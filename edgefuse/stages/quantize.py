@@ -27,7 +27,7 @@ _LINTED = ("calibration", "evaluation", "validation", "training")
     inputs=("export", "convert", "equalize"),
     sections=("model.inputs", "model.tflite", "preprocess", "quantize", "check.permit_float"),
     samples=_LINTED,
-    target_fields=("runtime", "kernels", "threads"),
+    target_fields=("judging_runtime", "judging_kernels", "threads"),
     tools=("ai-edge-quantizer", "ai-edge-litert", "numpy", "torch"),
 )
 def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Product:
@@ -99,7 +99,7 @@ def _material(
         digest=samples.digest,
         batch=recipe.model.batch,
         given=given.ranges if given is not None else {},
-        runtime=context.target.runtime,
+        runtime=context.target.judging_runtime,
         work=context.work,
         scratch=context.scratch,
         warn=context.warn,

@@ -12,7 +12,7 @@ from edgefuse.devices.bench import Conditions, Latency, measure_latency, quantil
 from edgefuse.errors import SourceError, ToolError
 from edgefuse.tflite import runtime
 
-CONDITIONS = Conditions("r 1", "default", 1, "cpu", 2, "unknown", 0.0, (0, 0))
+CONDITIONS = Conditions("r 1", "default", 1, "cpu", 2, "unknown", None, 0.0, (0, 0))
 
 
 def test_real_measurement(files: tuple[Path, Path], tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from edgefuse.errors import DataError
 from edgefuse.graph.qdq import take_out
 from edgefuse.recipe import AccuracyGate
 from edgefuse.stages.gate_accuracy import _against_qdq, _least_sqnr, run
+from edgefuse.target import load_target
 from edgefuse.tflite.read import read_model, signature_of
 from edgefuse.tflite.runtime import open_model
 
@@ -64,14 +65,17 @@ def _judge(folder: Path, shift: int = 0, **gate: Any) -> tuple[dict[str, Any], l
     labels = [int(model.run_float(feed)["logits"].argmax()) for feed in feeds]
     labels = [(label + (k % 10 == 0)) % 5 + shift for k, label in enumerate(labels)]
     warnings: list[str] = []
+    work = folder / f"work{len(list(folder.glob('work*')))}"
+    work.mkdir()
     context: Any = SimpleNamespace(
         samples=lambda role: _samples(labels, feeds),
         roles=frozenset(("calibration", "evaluation")),
         downloads=None,
         progress=lambda *_: None,
         warn=warnings.append,
-        target=SimpleNamespace(name="host", runtime="litert", kernels="builtin"),
-        work=folder,
+        target=load_target("host").model_copy(update={"kernels": "builtin"}),
+        work=work,
+        log=folder / "log",
         file_name="accuracy.json",
     )
     one_input = SimpleNamespace(name="picture", shape=shape)

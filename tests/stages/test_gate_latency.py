@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 from tflite.tiny import Builder, float_file, weights
 
-from edgefuse.devices import bench, fingerprint
+from edgefuse.devices.device import Cost
+from edgefuse.devices.kinds.host import Host
 from edgefuse.recipe import LatencyGate
 from edgefuse.stages.gate_latency import _operators, _suspects, run
+from edgefuse.target import load_target
 
 
 @pytest.mark.parametrize(
@@ -21,14 +23,13 @@ from edgefuse.stages.gate_latency import _operators, _suspects, run
 def test_only_a_cpu_known_to_lack_it_gets_the_other_threshold(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dot: bool | None, limit: float, told: str
 ) -> None:
-    latency = SimpleNamespace(
-        int8_ms=[[1.0] * 20] * 3,
-        float_ms=[[1.0] * 20] * 3,
-        conditions=SimpleNamespace(runtime="litert 1"),
-        summary=lambda: {},
+    rows = ((1.0,) * 20,) * 3
+    conditions = {"int8_dot_product": dot}
+    monkeypatch.setattr(
+        Host,
+        "cost",
+        lambda _, files, feeds, **__: Cost("ms", "measured", (rows,) * len(files), (), conditions),
     )
-    monkeypatch.setattr(bench, "measure_latency", lambda *_, **__: latency)
-    monkeypatch.setattr(fingerprint, "has_int8_dot_product", lambda: dot)
     gate = LatencyGate(max_ratio_to_float=0.8, max_ratio_without_int8_dot=1.25)
     recipe: Any = SimpleNamespace(gates=SimpleNamespace(latency=gate), seed=0)
     warnings: list[str] = []
@@ -38,7 +39,7 @@ def test_only_a_cpu_known_to_lack_it_gets_the_other_threshold(
         log=tmp_path / "log",
         progress=lambda *_: None,
         warn=warnings.append,
-        target=SimpleNamespace(name="host", runtime="litert", kernels="default", threads=1),
+        target=load_target("host"),
     )
     model: Any = SimpleNamespace(path=tmp_path / "m")
     model.path.write_bytes(float_file(weights()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -49,7 +50,27 @@ class Host:
         processes: int,
         rounds: int,
     ) -> Cost:
-        raise NotImplementedError
+        import numpy as np
+
+        from edgefuse.devices.bench import time_files
+        from edgefuse.devices.fingerprint import has_int8_dot_product
+
+        kept = []
+        for number, feed in enumerate(feeds):
+            kept.append(self._place.work / f"feed{number}.npz")
+            np.savez(kept[-1], **feed)
+        timed = time_files(
+            models,
+            log=self._place.log,
+            runtime=self._runtime,
+            kernels=self._target.kernels,
+            threads=self._target.threads,
+            processes=processes,
+            rounds=rounds,
+            feeds=kept,
+        )
+        conditions = {**asdict(timed.conditions), "int8_dot_product": has_int8_dot_product()}
+        return Cost("ms", "measured", timed.times_ms, conditions=conditions)
 
     def arena(self, model: Path) -> tuple[Arena, Provenance]:
         from edgefuse.devices.arena import measure_arena

@@ -64,8 +64,8 @@ def pursue(maker: Maker, recipe: Recipe, context: Context) -> tuple[Made, dict[s
         _labels(samples) if fits_classes(samples, first) else None,
         goal,
         material.work / "validation",
-        runtime=target.runtime,
-        kernels=target.kernels,
+        runtime=target.judging_runtime,
+        kernels=target.judging_kernels,
     )
 
     def latency(path: Path) -> float:
@@ -75,8 +75,8 @@ def pursue(maker: Maker, recipe: Recipe, context: Context) -> tuple[Made, dict[s
             material.float_file,
             path,
             log=context.log,
-            runtime=target.runtime,
-            kernels=target.kernels,
+            runtime=target.judging_runtime,
+            kernels=target.judging_kernels,
             threads=target.threads,
             processes=_PROCESSES,
             rounds=_ROUNDS,
@@ -174,8 +174,8 @@ def _blamed(made: Made, maker: Maker, context: Context) -> Sequence[Blamed]:
             made.path,
             islice(maker.material.feeds(), _BLAME_SAMPLES),
             work,
-            runtime=context.target.runtime,
-            kernels=context.target.kernels,
+            runtime=context.target.judging_runtime,
+            kernels=context.target.judging_kernels,
             progress=context.progress,
         )
     finally:
