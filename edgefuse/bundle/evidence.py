@@ -24,7 +24,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edgefuse.artifact import digest_file
 from edgefuse.bundle.schemas import EVIDENCE, SIGNATURE, read_document
@@ -32,6 +32,9 @@ from edgefuse.bundle.signing import Signed, check_signature
 from edgefuse.errors import GateFailed, UsageError
 from edgefuse.section import Section
 from edgefuse.store import raise_disk_error, write_changed
+
+if TYPE_CHECKING:
+    from edgefuse.recipe import Gates
 
 SCHEMA = 2
 REQUIRED_GATES = ("accuracy", "memory", "latency")
@@ -58,6 +61,17 @@ class Cleared:
 def permissions(recipe: Section) -> list[str]:
     """Every key of a recipe that permits something by its name, with its value, sorted."""
     return sorted(_permissions(recipe.model_dump(mode="json"), ""))
+
+
+def waived(gates: Gates, target: str) -> list[str]:
+    """The gates that a recipe leaves out on a target by an explicit null, as ``key: null``."""
+    own = gates.targets.get(target)
+    names = own.model_fields_set if own is not None else ()
+    return [_waiver(target, name) for name in sorted(names) if getattr(own, name) is None]
+
+
+def _waiver(target: str, gate: str) -> str:
+    return f"gates.targets.{target}.{gate}: null"
 
 
 def _permissions(value: Any, place: str) -> list[str]:
@@ -247,7 +261,7 @@ def require_passing(bundle: Path, target: str, key: Path | None = None) -> Clear
             where=str(path),
             hint=f"judge it there first: edgefuse run RECIPE --target {target}",
         )
-    if open_gates := not_passed(judged):
+    if open_gates := not_passed(judged, target):
         raise GateFailed(
             f"gates not passed on {target}: {', '.join(open_gates)}",
             where=str(path),
@@ -256,9 +270,14 @@ def require_passing(bundle: Path, target: str, key: Path | None = None) -> Clear
     return Cleared(sha256, target, tuple(map(str, judged["permissions"])), signed)
 
 
-def not_passed(judged: Mapping[str, Any]) -> Sequence[str]:
-    """What is missing for a pass: gates that were not run, any that did not pass, the run."""
-    said: dict[str, list[Any]] = {name: [] for name in REQUIRED_GATES}
+def not_passed(judged: Mapping[str, Any], target: str) -> Sequence[str]:
+    """What is missing for a pass: gates that were not run, any that did not pass, the run.
+
+    A gate that the recipe leaves out on this target by its own word is not missing.
+    """
+    permitted = set(map(str, judged["permissions"]))
+    needed = [name for name in REQUIRED_GATES if _waiver(target, name) not in permitted]
+    said: dict[str, list[Any]] = {name: [] for name in needed}
     for gate in judged["gates"]:
         said.setdefault(str(gate["name"]), []).append(gate["verdict"])
     missing = [name for name, verdicts in said.items() if set(map(str, verdicts)) != {"pass"}]
