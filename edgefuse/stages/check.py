@@ -2,8 +2,9 @@
 
 Every fused group must be one operator with its activation fused, found by the value of its weights;
 every tensor must have the type that ``quantize.format`` gives it (int8: all integer); inputs and
-outputs must be the source's, by name, in the types that the recipe asks for; and what the recipe's
-``contract`` promises must hold. A broken contract ends with exit code 1.
+outputs must be the source's, by name, in the types that the recipe asks for; the target must have
+what the file needs, as far as its file says; and what the recipe's ``contract`` promises must hold.
+A broken contract ends with exit code 1.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from edgefuse.recipe import Recipe
 from edgefuse.stage import Context, stage
 
 if TYPE_CHECKING:
+    from edgefuse.target import Target
     from edgefuse.tflite.contract import Row
+    from edgefuse.tflite.read import TfliteModel
 
 _PROMISES = {
     "int8": "full-integer",
@@ -37,6 +40,7 @@ _PROMISES = {
     file_name="{name}_contract.json",
     inputs=("fuse", "convert", "equalize", "quantize", "trace"),
     sections=("model.inputs", "check", "contract", "quantize"),
+    target_fields=("name", "support"),
     tools=("ai-edge-litert", "onnx", "onnx-ir", "numpy"),
 )
 def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Product:
@@ -64,6 +68,7 @@ def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Pro
             hint="permit an operator by name in check.permit_float, or replace it in the model",
             where=inputs["quantize"].path.name[:12],
         )
+    _require_supported(int8_model, context.target)
     context.progress(2, 3, "fused groups")
     rows = _contract(inputs, float_model, int8_model, recipe)
     _judge_groups(rows, recipe)
@@ -87,6 +92,19 @@ def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Pro
         f"{sum(row.ok for row in rows)} of {len(rows)} fused groups kept",
     }
     return Product("verdict", path, evidence=evidence)
+
+
+def _require_supported(model: TfliteModel, target: Target) -> None:
+    from edgefuse.tflite.support import unsupported
+
+    if found := unsupported(model, target.support):
+        more = f"; and {len(found) - 4} more" if len(found) > 4 else ""
+        raise StageError(
+            f"{target.name} does not run {'; '.join(found[:4])}{more}",
+            hint="replace the operators in the model, quantise otherwise (quantize.weights: "
+            "per_tensor for dense layers), or choose another target",
+            where=f"targets/{target.name}.yaml: support",
+        )
 
 
 def _check_signature(float_model: Artifact, int8_model: Artifact, recipe: Recipe) -> None:
