@@ -2,7 +2,8 @@
 
 ::
 
-    manifest.json                       SHA-256 of every file, signatures, lineage, versions
+    manifest.json                       contents, needs and origin: see bundle/manifest.py
+    sbom.cdx.json                       software bill of materials: see bundle/sbom.py
     models/<name>_float32.tflite
     models/<name>_full_integer_quant.tflite
     recipe.json                         the recipe as resolved, defaults included
@@ -13,30 +14,37 @@
 
 Golden outputs come from the reference kernels, which are bit-identical on every CPU. Where these
 lack an operator (ELU), they come from the built-in kernels of one runtime version: the manifest
-says so, and so does a warning. Measurements are no part of it: they lie in evidence.json beside it,
-bound to its digest.
+says so, and so does a warning. It also says how far the runtime's own choice of kernels was off, so
+that a device without reference kernels can be judged. Measurements are no part of it: they lie in
+evidence.json beside it, bound to its digest.
 """
 
 from __future__ import annotations
 
 import io
-import json
+import platform
 from collections.abc import Mapping
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
 from edgefuse import __version__
 from edgefuse.archive import pack
-from edgefuse.artifact import Artifact, Product, digest_bytes
+from edgefuse.artifact import Artifact, Product, digest_bytes, digest_file
+from edgefuse.bundle.manifest import MANIFEST, RECIPE, SBOM, SCHEMA
+from edgefuse.bundle.sbom import sbom
+from edgefuse.bundle.schemas import json_bytes
 from edgefuse.keys import versions, written_recipe
 from edgefuse.labels import require_class_names
-from edgefuse.recipe import Recipe
+from edgefuse.recipe import SAMPLE_ROLES, Blob, LocalFile, Recipe
 from edgefuse.stage import Context, stage
 
 if TYPE_CHECKING:
     from edgefuse.tflite.runtime import Model
 
-_TOOLS = ("ai-edge-litert", "ai-edge-quantizer", "numpy", "onnx", "onnx2tf", "tensorflow", "torch")
+_TOOLS = (
+    "ai-edge-litert", "ai-edge-quantizer", "flatbuffers", "numpy", "onnx", "onnx-ir", "onnx2tf",
+    "onnxruntime", "onnxscript", "pillow", "tensorflow", "tf-keras", "torch",
+)  # fmt: skip
 _SECTIONS = tuple(n for n in Recipe.model_fields if n not in ("schema_version", "name", "seed"))
 
 
@@ -48,27 +56,37 @@ _SECTIONS = tuple(n for n in Recipe.model_fields if n not in ("schema_version", 
     after=("check", "gate_accuracy", "gate_memory", "gate_latency"),
     sections=_SECTIONS,
     writes_recipe=True,
-    samples=("evaluation",),
+    samples=SAMPLE_ROLES,
     tools=_TOOLS,
 )
 def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Product:
+    from edgefuse.tflite.needs import runtime_needs
+    from edgefuse.tflite.read import read_model
+
     name = recipe.name
     members: dict[str, bytes] = {
         f"models/{name}_float32.tflite": inputs["convert"].path.read_bytes(),
         f"models/{name}_full_integer_quant.tflite": inputs["quantize"].path.read_bytes(),
-        "recipe.json": _json(written_recipe(recipe)),
+        RECIPE: json_bytes(written_recipe(recipe)),
     }
     if recipe.preprocess is not None:
-        members["preprocessing.json"] = _json(recipe.preprocess.model_dump(mode="json"))
+        members["preprocessing.json"] = json_bytes(recipe.preprocess.model_dump(mode="json"))
     if recipe.data.labels is not None:
         names = context.local(recipe.data.labels)
         require_class_names(names, inputs["quantize"].signature.outputs)
         members["labels.txt"] = names.read_bytes()
-    context.progress(1, 3, "golden vectors")
     golden, listed = _golden(inputs, recipe, context)
     members |= golden
+    models = {
+        "float": f"models/{name}_float32.tflite",
+        "int8": f"models/{name}_full_integer_quant.tflite",
+    }
+    sources, data = _sources(recipe, context), _data(context)
+    toolchain = {"python": platform.python_version(), **versions(_TOOLS)}
+    hashed = {kind: (path, digest_bytes(members[path])) for kind, path in models.items()}
+    members[SBOM] = sbom(name, __version__, hashed, sources, data, toolchain)
     manifest = {
-        "schema": 1,
+        "schema": SCHEMA,
         "edgefuse": __version__,
         "name": name,
         "weights": "random" if recipe.model.random_weights else "given",
@@ -77,18 +95,50 @@ def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Pro
             path: {"sha256": digest_bytes(data), "bytes": len(data)}
             for path, data in sorted(members.items())
         },
+        "models": models,
         "signature": inputs["quantize"].signature.to_json(),
         "float_signature": inputs["convert"].signature.to_json(),
+        "preprocessing": "preprocessing.json" if recipe.preprocess is not None else None,
         "golden": listed,
+        "runtime": runtime_needs(read_model(inputs["quantize"].path)),
+        "sources": sources,
+        "data": data,
         "lineage": {stage_name: artifact.sha256 for stage_name, artifact in inputs.items()},
-        "versions": versions(_TOOLS),
+        "toolchain": toolchain,
         "evidence": "evidence.json beside this bundle, bound to its SHA-256",
     }
-    members["manifest.json"] = _json(manifest)
+    members[MANIFEST] = json_bytes(manifest)
     path = context.work / context.file_name
     pack(members, path)
     evidence = {"summary": f"{len(members)} files, {path.stat().st_size / 1e6:.1f} MB"}
     return Product("bundle", path, evidence=evidence)
+
+
+def _sources(recipe: Recipe, context: Context) -> dict[str, dict[str, str]]:
+    """File name and SHA-256 of what the recipe's model comes from."""
+    model = recipe.model
+    torch = model.torch
+    given = {
+        "weights": torch.weights if torch else None,
+        "onnx": model.onnx,
+        "tflite": model.tflite,
+    }
+    found = {}
+    for what, file in given.items():
+        if isinstance(file, Blob | LocalFile):
+            path = context.local(file)
+            name = file.file if isinstance(file, Blob) else PurePath(file.path).name
+            found[what] = {"file": name, "sha256": digest_file(path)}
+    return found
+
+
+def _data(context: Context) -> dict[str, dict[str, Any]]:
+    """What is known of each sample set of the recipe."""
+    sets = {role: context.samples(role) for role in sorted(context.roles)}
+    return {
+        role: {"digest": one.digest, "samples": one.count, "groups": len(set(one.groups))}
+        for role, one in sets.items()
+    }
 
 
 def _golden(
@@ -97,7 +147,7 @@ def _golden(
     """Golden vectors as .npy members; and for the manifest their list and whose they are."""
     from edgefuse.data import take
     from edgefuse.tflite.feeds import source_layouts, streamed
-    from edgefuse.tflite.runtime import to_input
+    from edgefuse.tflite.runtime import open_model, runtime_version, to_input
 
     feeds = take(
         context.samples("evaluation"),
@@ -106,12 +156,15 @@ def _golden(
         recipe.model.batch,
     )
     model, kernels = _exact(inputs["quantize"].path, context)
+    usual = open_model(inputs["quantize"].path, threads=1)
+    off: list[int] = []
     members: dict[str, bytes] = {}
     listed = []
     stream = streamed(model.signature, source_layouts(recipe), feeds)
     for index, feed in enumerate(stream):
         exact = {spec.name: to_input(feed[spec.name], spec) for spec in model.signature.inputs}
         outputs = model.run(exact)
+        off += _steps(outputs, usual.run(exact))
         row: dict[str, Any] = {"inputs": {}, "outputs": {}}
         for side, specs, arrays in (
             ("input", model.signature.inputs, exact),
@@ -123,7 +176,18 @@ def _golden(
                 row[f"{side}s"][spec.name] = path
         listed.append(row)
         context.progress(index + 1, len(feeds), "golden vectors")
+    if off:
+        kernels["deviation"] = {"default": {"runtime": runtime_version(), "max_lsb": max(off)}}
     return members, {**kernels, "vectors": listed}
+
+
+def _steps(exact: Mapping[str, Any], found: Mapping[str, Any]) -> list[int]:
+    """The largest difference of each integer output, in LSB."""
+    return [
+        int(abs(exact[name].astype("int64") - found[name].astype("int64")).max())
+        for name in exact
+        if exact[name].dtype.kind in "iu" and exact[name].size
+    ]
 
 
 def _exact(path: Path, context: Context) -> tuple[Model, dict[str, Any]]:
@@ -152,7 +216,3 @@ def _npy(array: Any) -> bytes:
     npy: Any = np.lib.format
     npy.write_array(stream, np.ascontiguousarray(array), version=(1, 0))
     return stream.getvalue()
-
-
-def _json(data: Any) -> bytes:
-    return (json.dumps(data, sort_keys=True, indent=1, ensure_ascii=False) + "\n").encode()

@@ -181,7 +181,7 @@ def test_case_29_tensor_parameters_decide(made: Run) -> None:
 def test_case_30_runtime_and_kernels_are_recorded(made: Run) -> None:
     manifest = json.loads((made.out / "bundle/manifest.json").read_text())
     assert manifest["golden"]["kernels"] == "reference"
-    assert "ai-edge-litert" in manifest["versions"]
+    assert "ai-edge-litert" in manifest["toolchain"]
     for gate in made.report["gates"]:
         assert gate["runtime"].startswith("ai-edge-litert ")
 

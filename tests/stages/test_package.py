@@ -14,7 +14,7 @@ from tflite.tiny import Builder
 
 from edgefuse.data import Entry, Sample, SampleSet
 from edgefuse.errors import StageError
-from edgefuse.stages.package import _golden
+from edgefuse.stages.package import _golden, _steps
 
 FEED = np.float32([[-1, 0, 1, 2]])
 
@@ -50,7 +50,9 @@ def golden(path: Path, code: str) -> tuple[dict[str, bytes], dict[str, Any], lis
 def test_reference_kernels(tmp_path: Path) -> None:
     members, manifest, warnings = golden(tmp_path / "m.tflite", "RELU")
     row = {"inputs": {"x": "golden/0/input_0.npy"}, "outputs": {"y": "golden/0/output_0.npy"}}
+    (usual,) = manifest.pop("deviation", {"none": None}).values()
     assert manifest == {"kernels": "reference", "vectors": [row]} and not warnings
+    assert usual is None, "float outputs differ from CPU to CPU"
     answer = np.load(io.BytesIO(members["golden/0/output_0.npy"]))
     np.testing.assert_array_equal(answer, np.maximum(FEED, 0))
 
@@ -67,3 +69,9 @@ def test_an_operator_without_a_reference_kernel_is_told(tmp_path: Path) -> None:
 def test_a_file_that_no_kernels_run_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(StageError, match="cannot load the model"):
         golden(tmp_path / "m.tflite", "LSTM")
+
+
+def test_how_far_the_usual_kernels_are_off_is_told() -> None:
+    exact = {"a": np.int8([-128, 5]), "b": np.float32([1.0]), "c": np.uint8([0])}
+    found = {"a": np.int8([127, 5]), "b": np.float32([2.0]), "c": np.uint8([3])}
+    assert _steps(exact, found) == [255, 3]
