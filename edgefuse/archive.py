@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import io
 import tarfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
+from typing import IO
 
 from edgefuse.errors import StageError
 
@@ -18,7 +19,19 @@ _AGAIN = "copy it again, or run the recipe that made it"
 
 def pack(members: Mapping[str, bytes], destination: Path) -> None:
     """Write an archive of the members (name -> bytes)."""
-    with tarfile.open(destination, "w", format=tarfile.USTAR_FORMAT) as archive:
+    with destination.open("wb") as stream:
+        _pack(members, stream)
+
+
+def packed(members: Mapping[str, bytes]) -> bytes:
+    """The bytes that :func:`pack` writes."""
+    stream = io.BytesIO()
+    _pack(members, stream)
+    return stream.getvalue()
+
+
+def _pack(members: Mapping[str, bytes], stream: IO[bytes]) -> None:
+    with tarfile.open(fileobj=stream, mode="w", format=tarfile.USTAR_FORMAT) as archive:
         for name in sorted(members):
             _checked(name)
             info = tarfile.TarInfo(name)
@@ -34,27 +47,52 @@ def unpack(source: Path, folder: Path) -> list[str]:
         StageError: not a whole archive, or a member that is no plain file inside the folder.
     """
     names = []
+    for name, data in _members(source):
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+        names.append(name)
+    return names
+
+
+def read_members(source: Path) -> dict[str, bytes]:
+    """Every member's bytes by name, in the archive's order.
+
+    Raises:
+        StageError: as :func:`unpack`.
+    """
+    return dict(_members(source))
+
+
+def _members(source: Path) -> Iterator[tuple[str, bytes]]:
+    where = str(source)
+    seen: set[str] = set()
     try:
         if not _ends(source):
-            raise StageError(
-                "not a whole archive: its end is missing", where=str(source), hint=_AGAIN
-            )
+            raise StageError("not a whole archive: its end is missing", where=where, hint=_AGAIN)
         with tarfile.open(source, "r:") as archive:
             for member in archive:
-                if not member.isfile():
-                    raise StageError(f"{member.name!r} is not a plain file", where=str(source))
-                _checked(member.name, str(source))
+                if not member.isreg() or member.issparse():
+                    raise StageError(f"{member.name!r} is not a plain file", where=where)
+                _checked(member.name, where)
+                _alone(member.name, seen, where)
                 stream = archive.extractfile(member)
                 data = stream.read() if stream is not None else b""
                 if len(data) != member.size:
-                    raise StageError(f"{member.name!r} is cut short", where=str(source))
-                path = folder / member.name
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_bytes(data)
-                names.append(member.name)
+                    raise StageError(f"{member.name!r} is cut short", where=where)
+                yield member.name, data
     except tarfile.TarError as error:
-        raise StageError(f"not a whole archive: {error}", where=str(source), hint=_AGAIN) from None
-    return names
+        raise StageError(f"not a whole archive: {error}", where=where, hint=_AGAIN) from None
+
+
+def _alone(name: str, seen: set[str], where: str) -> None:
+    """Refuse a second member of a name, and a file where another member needs a folder."""
+    parents = {parent.as_posix() for parent in PurePosixPath(name).parents}
+    if name in seen or any(f"{name}/" == other[: len(name) + 1] for other in seen):
+        raise StageError(f"{name!r} occurs twice", where=where)
+    if parents & seen:
+        raise StageError(f"{name!r} lies in what is a file", where=where)
+    seen.add(name)
 
 
 def _ends(source: Path) -> bool:
@@ -87,3 +125,5 @@ def _checked(name: str, where: str = "") -> None:
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or not path.parts or "\\" in name:
         raise StageError(f"member {name!r} would leave the folder", where=where)
+    if path.as_posix() != name or not name.isprintable():
+        raise StageError(f"member {name!r} is not written plainly", where=where)

@@ -18,15 +18,23 @@ from edgefuse.yaml_file import read_yaml, validate, with_overrides
 _DISTRIBUTIONS = {"litert": "ai-edge-litert", "tflite_runtime": "tflite-runtime"}
 
 
-def make_job(path: Path, settings: Sequence[str] = (), target: str | None = None) -> Job:
+def make_job(
+    path: Path,
+    settings: Sequence[str] = (),
+    target: str | None = None,
+    base: Path | None = None,
+) -> Job:
     """Read a recipe and its target.
+
+    Args:
+        base: where its relative paths start; None: beside the recipe.
 
     Raises:
         RecipeError: anything wrong in either, with file:line.
     """
     document = with_overrides(read_yaml(path), settings)
     recipe = validate(document, Recipe)
-    base = path.parent.absolute()
+    base = (base if base is not None else path.parent).absolute()
     store = Store(default_root())
     try:
         board = load_target(target or recipe.target, [base])

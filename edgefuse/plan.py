@@ -45,11 +45,15 @@ class Job:
 
 @dataclass(frozen=True)
 class Selection:
-    """Which stages to run: up to ``until``, anew from ``start``, measuring anew."""
+    """Which stages to run: up to ``until``, anew from ``start``, measuring anew.
+
+    ``ungated`` leaves out every gate: for rebuilding what passed them before, never for a release.
+    """
 
     until: str | None = None
     start: str | None = None
     measure: bool = False
+    ungated: bool = False
 
 
 @dataclass(frozen=True)
@@ -103,6 +107,8 @@ def stages_of(
     wanted = set(stages) if selection.until is None else _ancestors(graph, selection.until)
     if selection.start is not None and selection.start not in wanted:
         raise UsageError(f"--from {selection.start} lies after --until {selection.until}")
+    if selection.ungated:
+        wanted = {name for name in wanted if not stages[name].gate}
     return [stages[name] for name in ordered(graph) if name in wanted]
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from edgefuse.archive import matches, pack, unpack
+from edgefuse.archive import matches, pack, packed, read_members, unpack
 from edgefuse.errors import StageError
 
 MEMBERS = {"b/c.txt": b"c" * 1000, "a.txt": b"a", "empty": b""}
@@ -81,3 +81,41 @@ def test_a_part_of_an_archive_is_refused(tmp_path: Path, keep: int) -> None:
     (tmp_path / "out").mkdir()
     with pytest.raises(StageError):
         unpack(tmp_path / "b.tar", tmp_path / "out")
+
+
+def archive_of(path: Path, *names: str, kind: bytes = tarfile.REGTYPE) -> Path:
+    with tarfile.open(path, "w") as archive:
+        for name in names:
+            info = tarfile.TarInfo(name)
+            info.size, info.type = 1, kind
+            archive.addfile(info, io.BytesIO(b"x"))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        (("a", "a"), "'a' occurs twice"),
+        (("a/b", "a"), "'a' occurs twice"),
+        (("a", "a/b"), "'a/b' lies in what is a file"),
+        (("a", "a/b/c"), "'a/b/c' lies in what is a file"),
+        (("a//b",), "not written plainly"),
+        (("./a",), "not written plainly"),
+        (("a\nb",), "not written plainly"),
+    ],
+)
+def test_names_that_collide_or_hide(tmp_path: Path, names: tuple[str, ...], said: str) -> None:
+    with pytest.raises(StageError, match=said):
+        read_members(archive_of(tmp_path / "a.tar", *names))
+
+
+@pytest.mark.parametrize("kind", [tarfile.FIFOTYPE, tarfile.CHRTYPE, tarfile.DIRTYPE])
+def test_only_plain_files(tmp_path: Path, kind: bytes) -> None:
+    with pytest.raises(StageError, match="not a plain file"):
+        read_members(archive_of(tmp_path / "a.tar", "a", kind=kind))
+
+
+def test_members_in_memory_are_those_of_the_file(tmp_path: Path) -> None:
+    pack(MEMBERS, tmp_path / "a.tar")
+    assert read_members(tmp_path / "a.tar") == MEMBERS
+    assert packed(MEMBERS) == (tmp_path / "a.tar").read_bytes()
