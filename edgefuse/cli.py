@@ -350,6 +350,37 @@ def _print_devices(reports: list[DeviceReport], as_json: bool) -> None:
 
 
 @app.command()
+def conformance(
+    source: Annotated[
+        Path, typer.Argument(help="A .tflite file, a .bundle.tar, or a run's output folder.")
+    ],
+    names: Annotated[
+        list[str],
+        typer.Option("--path", help="Only this kernel path or target; may be repeated."),
+    ] = [],  # noqa: B006
+    within: Annotated[
+        int, typer.Option(min=0, help="Steps of the output (LSB) that do not count as different.")
+    ] = 16,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Run golden vectors on every kernel path here: bit-exact, within n LSB, or different."""
+    from edgefuse.command_conformance import conformance_lines, examine_conformance
+
+    document, code = examine_conformance(
+        source,
+        names=names,
+        max_lsb=within,
+        progress=lambda name: None if quiet or as_json else say(f"  {name}"),
+    )
+    print_result(
+        json.dumps(document, indent=1) if as_json else "\n".join(conformance_lines(document))
+    )
+    if code:
+        raise typer.Exit(code)
+
+
+@app.command()
 def plan(
     recipe: RecipeArgument,
     settings: SetOption = [],  # noqa: B006

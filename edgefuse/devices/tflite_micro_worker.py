@@ -3,12 +3,11 @@
 It runs in a private environment and imports nothing but the standard library, NumPy and
 tflite-micro. A job, one line of JSON::
 
-    {"file": PATH, "arena_bytes": N, "outputs": N, "tensors": [INDEX],
+    {"file": PATH, "arena_bytes": N, "outputs": N,
      "feeds": NPZ, "results": NPZ, "answer": JSON}
 
 ``feeds`` holds ``SAMPLE/INPUT`` (places in the file's list of inputs), ``results`` gets
-``SAMPLE/OUTPUT``. With ``tensors`` every tensor is preserved (in an arena that is larger for it)
-and ``results`` gets ``SAMPLE/tINDEX`` too. The allocator's report goes to standard error.
+``SAMPLE/OUTPUT``. The allocator's report goes to standard error.
 
 tflite-micro reuses the input's memory: inputs are set before every invoke. With an arena that is
 too small it raises, and sometimes crashes: the caller takes either for a refusal.
@@ -35,16 +34,10 @@ def work(job: dict[str, Any]) -> dict[str, Any]:
     import numpy as np
     from tflite_micro import runtime
 
-    tensors = job.get("tensors", [])
-    config = runtime.InterpreterConfig
     with np.load(job["feeds"]) as held:
         feeds = {name: held[name] for name in held.files}
     before = _resident_bytes("VmRSS")
-    interpreter = runtime.Interpreter.from_file(
-        job["file"],
-        arena_size=job["arena_bytes"],
-        intrepreter_config=config.kPreserveAllTensors if tensors else config.kAllocationRecording,
-    )
+    interpreter = runtime.Interpreter.from_file(job["file"], arena_size=job["arena_bytes"])
     samples = sorted({int(name.partition("/")[0]) for name in feeds})
     inputs = sorted({int(name.partition("/")[2]) for name in feeds})
     results = {}
@@ -54,11 +47,8 @@ def work(job: dict[str, Any]) -> dict[str, Any]:
         interpreter.invoke()
         for place in range(job["outputs"]):
             results[f"{sample}/{place}"] = np.array(interpreter.get_output(place))
-        for index in tensors:
-            results[f"{sample}/t{index}"] = interpreter.GetTensor(index, 0)["tensor_data"]
     growth = max(0, _resident_bytes("VmHWM") - before)
-    if not tensors:
-        interpreter.print_allocations()
+    interpreter.print_allocations()
     np.savez(job["results"], **results)
     return {"peak_rss_growth_bytes": growth}
 

@@ -70,19 +70,10 @@ class TfliteMicro:
 
         source = read_model(model)
         names = [name for name, _ in source.signature_outputs]
-        for results in self._batches(model, source, feeds, ()):
+        for results in self._batches(model, source, feeds):
             for row in results:
                 places = (source.outputs.index(i) for _, i in source.signature_outputs)
                 yield dict(zip(names, (row[str(place)] for place in places)))
-
-    def tensors(
-        self, model: Path, feed: Mapping[str, Array], wanted: Sequence[int]
-    ) -> dict[int, Array]:
-        """Values of inner tensors after one invoke, by index, in an arena that keeps them all."""
-        from edgefuse.tflite.read import read_model
-
-        (rows,) = self._batches(model, read_model(model), [feed], wanted)
-        return {index: rows[0][f"t{index}"] for index in wanted}
 
     def cost(
         self,
@@ -110,7 +101,7 @@ class TfliteMicro:
 
         source = read_model(model)
         feed = random_feeds(signature_of(source), 0)
-        answer, finished = self._generous(model, source, [feed], ())
+        answer, finished = self._generous(model, source, [feed])
         found = _TOTAL.search(finished.words)
         if found is None:
             raise ToolError("tflite-micro did not report its arena", where=str(self._place.log))
@@ -132,7 +123,7 @@ class TfliteMicro:
 
         source = read_model(model)
         feed = random_feeds(signature_of(source), 0)
-        return self._run(model, source, [feed], (), arena_bytes)[0] is not None
+        return self._run(model, source, [feed], arena_bytes)[0] is not None
 
     def _least(
         self, model: Path, source: TfliteModel, feed: Mapping[str, Array], reported: int
@@ -140,7 +131,7 @@ class TfliteMicro:
         """The least arena that runs: the reported one, or in steps of its alignment beside it."""
 
         def runs(size: int) -> bool:
-            return self._run(model, source, [feed], (), size)[0] is not None
+            return self._run(model, source, [feed], size)[0] is not None
 
         low, high = 0, reported
         while not runs(high):
@@ -166,33 +157,28 @@ class TfliteMicro:
         model: Path,
         source: TfliteModel,
         feeds: Iterable[Mapping[str, Array]],
-        tensors: Sequence[int],
     ) -> Iterator[list[dict[str, Array]]]:
         """Results of the feeds, a process for every few of them."""
         waiting = iter(feeds)
         while batch := list(itertools.islice(waiting, _SAMPLES_A_PROCESS)):
-            yield self._generous(model, source, batch, tensors)[0]["rows"]
+            yield self._generous(model, source, batch)[0]["rows"]
 
     def _generous(
         self,
         model: Path,
         source: TfliteModel,
         feeds: Sequence[Mapping[str, Array]],
-        tensors: Sequence[int],
     ) -> tuple[dict[str, Any], Finished]:
         """Run with more memory than it can need.
 
         Raises:
             StageError: tflite-micro refuses the model.
         """
-        from edgefuse.devices.arena import arena_tensors, lower_bound_bytes
-
-        held = sum(t.nbytes + 64 for t in arena_tensors(source)) if tensors else 0
-        size = held + 2 * lower_bound_bytes(source) + len(source.data) // 4 + _SPARE_BYTES
+        size = 2 * least_bytes(source) + len(source.data) // 4 + _SPARE_BYTES
         for times in (1, 8):
             # The allocator's report is exact for multiples of its alignment only.
             room = times * size // _STEP * _STEP
-            answer, finished = self._run(model, source, feeds, tensors, room)
+            answer, finished = self._run(model, source, feeds, room)
             if answer is not None:
                 return answer, finished
             if not any(text in finished.words for text in _TOO_SMALL):
@@ -204,7 +190,6 @@ class TfliteMicro:
         model: Path,
         source: TfliteModel,
         feeds: Sequence[Mapping[str, Array]],
-        tensors: Sequence[int],
         arena_bytes: int,
     ) -> tuple[dict[str, Any] | None, Finished]:
         """One process; None when the model did not run in it."""
@@ -232,7 +217,6 @@ class TfliteMicro:
             "file": str(model.absolute()),
             "arena_bytes": arena_bytes,
             "outputs": len(source.outputs),
-            "tensors": list(tensors),
             "feeds": str(paths["feeds.npz"].absolute()),
             "results": str(paths["results.npz"].absolute()),
             "answer": str(paths["answer.json"].absolute()),
