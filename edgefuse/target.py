@@ -187,8 +187,10 @@ class Target(Section):
             raise ValueError("architecture is for transports ssh and adb, and needed there")
         if self.python is not None and not remote:
             raise ValueError("python is for transports ssh and adb")
-        if self.emulator is not None and (remote or self.runtime != "litert"):
-            raise ValueError("emulator is for transport local and runtime litert")
+        if self.emulator is not None and (
+            remote or self.runtime not in ("litert", "tflite_runtime")
+        ):
+            raise ValueError("emulator is for transport local, litert and tflite_runtime")
         if (self.accelerator is None) == (self.runtime == "ethos_u"):
             raise ValueError("accelerator is for runtime ethos_u, and needed there")
         if self.runtime in ("tflite_micro", "ethos_u", "edgetpu") and remote:

@@ -21,6 +21,7 @@ from edgefuse.artifact import digest_file, digest_json
 from edgefuse.devices.device_lock import GUARD
 from edgefuse.devices.installation import Installation
 from edgefuse.devices.runner_client import SOURCES
+from edgefuse.devices.setup.board import LOADER, board_files
 from edgefuse.devices.transport import put, refuse, script
 from edgefuse.errors import DeviceUnavailable, StageError, UsageError
 
@@ -78,14 +79,10 @@ def program_of(target: Target, prepared: Path) -> Program:
             f"target {target.name}: {target.runtime} on a board needs its Python",
             hint="give `python`, the path of the program there",
         )
-    from edgefuse.devices.runner_client import board_files
-
-    files, loader = board_files(target, prepared)
+    files = board_files(target, prepared)
     start: tuple[str, ...] = ("{}/edgefuse-runner",)
     if target.transport == "adb":
-        start = (f"{{}}/{loader}", "--library-path", "{}", *start)
-    else:
-        files = {name: files[name] for name in ("edgefuse-runner", "libLiteRt.so")}
+        start = (f"{{}}/{LOADER}", "--library-path", "{}", *start)
     return Program(files, (*start, "--runtime", "{}/libLiteRt.so"))
 
 

@@ -1,10 +1,10 @@
 """The runner's Python side: what it is told, what it answers.
 
-The runner (``runner/runner.c``, or ``runner/runner.py`` where only Python can reach a runtime) takes
-models and raw feeds as files and writes raw outputs and one JSON document. Here feeds become files,
-the arguments are built, and the answer is read. How the program is started, here under emulation
-or on a board over ssh or adb, is a :class:`Start` that others provide. Every name in the arguments
-is relative to one folder and made here, so none of a user's paths reaches a shell on a board.
+The runner (``runner/runner.c``, or ``runner.py`` where only Python reaches the runtime) takes
+models and raw feeds as files, and writes raw outputs and one JSON document. Here feeds become
+files, the arguments are built, and the answer is read. How the program is started, here under
+emulation or on a board over ssh or adb, is a :class:`Start` that others provide. Every name in the
+arguments is relative to one folder and made here: none of a user's paths reaches a board's shell.
 
 What the runtime says about a model it refuses is the message of a StageError; a library that cannot
 be loaded is a DeviceUnavailable; everything else that fails is a ToolError.
@@ -217,7 +217,7 @@ class Runner:
             return StageError(
                 f"{self.name}: the runner was killed by signal {done.code - 128} while it ran "
                 f"{', '.join(m.name for m in models)}: {said}",
-                hint="signal 4: the CPU lacks an instruction; 9: memory; 11: a fault of the runtime",
+                hint="signal 4: the CPU lacks an instruction; 9: no memory; 11: a fault",
                 where=where,
             )
         return ToolError(f"{self.name}: the runner ended with code {done.code}: {said}")

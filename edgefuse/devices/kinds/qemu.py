@@ -1,0 +1,307 @@
+"""A board played by qemu's user-mode emulation: its own kernels, its own instructions.
+
+Problem: a gate on this machine says little about a board, as another CPU gets other kernels. Under
+emulation the board's own runtime runs, built for its architecture, and chooses its kernels by the
+CPU that ``emulator.cpu`` names. So outputs are those of the board, bit by bit, and count as
+``measured``: integer kernels leave no room, and float arithmetic is IEEE's here as there.
+
+Time is not: an emulator's milliseconds say nothing. Cost is the number of instructions of an
+invoke, ``emulated-count``: after a first invoke that sets things up, each model runs in a process
+of its own at fixed addresses and in an empty environment, and a plugin counts. With one thread
+and XNNPACK the count is the same in every run; ``conditions`` says whether it was (``exact``). It
+holds no cache misses and no stalls: two networks with the same count may differ in time.
+
+Scope: LiteRT on aarch64 through the C runner, operators told apart (XNNPACK's own ones, or the
+file's with other kernels); tflite-runtime on armv7 through Python. Left alone: time, temperature,
+and what several threads cost.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edgefuse.devices.count import Operator, invokes, operators
+from edgefuse.devices.device import Cost, Place, Provenance, device
+from edgefuse.devices.runner_client import SOURCES, Completed, Runner, last_line
+from edgefuse.devices.setup import debian, programs, wheels
+from edgefuse.devices.setup.board import AARCH64, GUEST
+from edgefuse.devices.setup.debian import Packages
+from edgefuse.devices.setup.foreign import program
+from edgefuse.devices.setup.piece import require_piece, together
+from edgefuse.devices.setup.wheels import Wheel
+from edgefuse.errors import RecipeError, ToolError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from edgefuse.devices.arena import Arena
+    from edgefuse.target import Target
+
+    Array = np.ndarray[Any, Any]
+
+_COUNTED = 2
+_FEEDS_A_PROCESS = 128
+_PROCESSES = 4
+_TIMEOUT_S = 3600.0
+_MARKS = "marks.txt"
+_PYTHON = "/usr/bin/python3"
+
+
+@dataclass(frozen=True)
+class _Board:
+    """What an architecture needs.
+
+    Attributes:
+        emulator: qemu's program.
+        libraries: where the guest's own system lies in the unpacked packages.
+        clock: number of the system call that reads the clock.
+    """
+
+    packages: Packages
+    wheel: Wheel
+    emulator: str
+    libraries: str
+    clock: int
+
+
+_BOARDS: Mapping[str, _Board] = {
+    "aarch64": _Board(
+        AARCH64,
+        wheels.LITERT_AARCH64,
+        "qemu-aarch64",
+        GUEST,
+        113,
+    ),
+    "armv7": _Board(
+        Packages(
+            "armv7",
+            ("qemu-user", "python3-minimal:armhf", "python3-numpy:armhf", "libstdc++6:armhf"),
+            foreign="armhf",
+            unwanted=("usr/share", "usr/bin/qemu-[b-z]*", "usr/bin/qemu-a[a-ln-z]*"),
+        ),
+        wheels.TFLITE_RUNTIME_ARMV7,
+        "qemu-arm",
+        ".",
+        403,
+    ),
+}
+
+
+def prepare(target: Target, prepared: Path) -> Iterator[str]:
+    """Emulator, runtime, runner and plugin of a target, all at once."""
+    board = _board(target)
+    works = [
+        debian.make_packages(board.packages, prepared),
+        wheels.make_wheel(board.wheel, prepared),
+        programs.make_plugin(prepared),
+    ]
+    if target.runtime == "litert":
+        works.append(programs.make_runner(prepared, "aarch64"))
+    yield from together(works)
+
+
+def _board(target: Target) -> _Board:
+    assert target.emulator is not None
+    board = _BOARDS[target.emulator.architecture]
+    runtime = board.wheel.package.replace("ai-edge-litert", "litert").replace("-", "_")
+    if target.runtime != runtime or target.runtime_version not in (None, board.wheel.version):
+        raise RecipeError(
+            f"{target.name}: emulated {target.emulator.architecture} has "
+            f"{board.wheel.package} {board.wheel.version} only",
+            hint=f'runtime: {runtime}, runtime_version: "{board.wheel.version}"',
+        )
+    return board
+
+
+@device(prepare=prepare)
+class Qemu:
+    provenance: Provenance = "measured"
+
+    def __init__(self, target: Target, place: Place) -> None:
+        self._target = target
+        self._place = place
+        self._calls = itertools.count()
+
+    def describe(self) -> str:
+        wheel = _board(self._target).wheel
+        return f"{wheel.package} {wheel.version} on emulated {self._cpu}"
+
+    def outputs(
+        self, model: Path, feeds: Iterable[Mapping[str, Array]]
+    ) -> Iterator[dict[str, Array]]:
+        """As in the Protocol; feeds are shared among a few processes, their order is kept."""
+        runner = self._runner()
+        processes = min(_PROCESSES, len(os.sched_getaffinity(0)))
+        remaining = iter(feeds)
+        with ThreadPoolExecutor(processes) as pool:
+            while taken := list(itertools.islice(remaining, processes * _FEEDS_A_PROCESS)):
+                size = -(-len(taken) // processes)
+                jobs = [
+                    pool.submit(runner.outputs, model, taken[k : k + size], self._folder())
+                    for k in range(0, len(taken), size)
+                ]
+                for job in jobs:
+                    yield from job.result()
+
+    def cost(
+        self,
+        models: Sequence[Path],
+        feeds: Sequence[Mapping[str, Array]],
+        *,
+        processes: int,
+        rounds: int,
+    ) -> Cost:
+        told = self._target.runtime == "litert"
+        with ThreadPoolExecutor(min(2, len(os.sched_getaffinity(0)))) as pool:
+            counts = [pool.submit(self._count, *pair) for pair in zip(models, feeds, strict=True)]
+            parts = [pool.submit(self._operators, *pair) for pair in zip(models, feeds) if told]
+            counted = [job.result() for job in counts]
+            split = [job.result() for job in parts]
+        spread = [max(row) - min(row) for row in counted]
+        return Cost(
+            unit="instructions",
+            provenance="emulated-count",
+            rows=tuple(((float(row[-1]),),) for row in counted),
+            operators=tuple(tuple(float(o.instructions) for o in ops) for ops in split),
+            conditions={
+                "runtime": self.describe(),
+                "kernels": self._target.kernels,
+                "threads": self._target.threads,
+                "cpu": self._cpu,
+                "emulator": self._emulator(),
+                "exact": not any(spread),
+                "spread_instructions": spread,
+                "operators": [[o.name for o in ops] for ops in split],
+            },
+        )
+
+    def arena(self, model: Path) -> tuple[Arena, Provenance]:
+        """As on this machine, with the board's built-in kernels and their scratch; growth of
+        resident memory is not told under emulation: 0."""
+        from edgefuse.devices.arena import Arena, arena_tensors, lower_bound_bytes, span_bytes
+        from edgefuse.devices.bench_worker import random_feeds
+        from edgefuse.tflite.read import read_model, signature_of
+
+        source = read_model(model)
+        feed = random_feeds(signature_of(source), 0)
+        runner = replace(self._runner(), kernels="builtin")
+        answer = runner.invoke([model], [feed], self._folder(), order=[0], flags=["--tensors"])
+        places: list[tuple[int, int]] = [(int(a), int(b)) for a, b in answer.models[0]["tensors"]]
+        own = {t.index: places[t.index] for t in arena_tensors(source) if places[t.index][0]}
+        scratch = [place for place in places[len(source.tensors) :] if all(place)]
+        measured = span_bytes(own, scratch)
+        return Arena(measured, lower_bound_bytes(source), 0, self.describe()), "measured"
+
+    @property
+    def _cpu(self) -> str:
+        assert self._target.emulator is not None
+        return self._target.emulator.cpu
+
+    def _folder(self) -> Path:
+        """A new folder for one start."""
+        return self._place.work / f"qemu{next(self._calls)}"
+
+    def _emulator(self) -> str:
+        found = debian.versions(_board(self._target).packages, self._place.prepared)
+        name = next(name for name in found if name.startswith("qemu-user:"))
+        return f"qemu-user {found[name]}"
+
+    def _count(self, model: Path, feed: Mapping[str, Array]) -> list[int]:
+        """Instructions of the invokes after the first."""
+        folder = self._folder()
+        order = [0] * _COUNTED
+        self._runner(counting=True).invoke([model], [feed], folder, order=order, flags=["--marks"])
+        counts = invokes((folder / _MARKS).read_text())
+        if len(counts) != _COUNTED:
+            raise ToolError(f"{self._target.name}: {len(counts)} invokes counted of {_COUNTED}")
+        return counts
+
+    def _operators(self, model: Path, feed: Mapping[str, Array]) -> tuple[Operator, ...]:
+        folder = self._folder()
+        flags = ["--marks", "--operators"]
+        runner = self._runner(counting=True)
+        answer = runner.invoke([model], [feed], folder, order=[0], flags=flags)
+        return operators((folder / _MARKS).read_text(), answer.models[0]["operators"])
+
+    def _runner(self, *, counting: bool = False) -> Runner:
+        """The runner under emulation.
+
+        Raises:
+            DeviceUnavailable: the target is not set up.
+        """
+        command = self._command(counting)
+
+        def start(
+            folder: Path,
+            arguments: Sequence[str],
+            *,
+            send: Sequence[str],
+            fetch: Sequence[str],
+            timeout_s: float,
+        ) -> Completed:
+            return self._start(folder, [*command, *arguments], timeout_s)
+
+        target = self._target
+        return Runner(start, target.name, target.kernels, target.threads, _TIMEOUT_S)
+
+    def _command(self, counting: bool) -> list[str]:
+        target, prepared, board = self._target, self._place.prepared, _board(self._target)
+        root = require_piece(board.packages.folder(prepared), "the emulator is", target.name)
+        wheel = require_piece(board.wheel.folder(prepared), "its runtime is", target.name)
+        plugin = require_piece(programs.plugin_folder(prepared), "the plugin is", target.name)
+        host = [f"{root}/lib/x86_64-linux-gnu", f"{root}/usr/lib/x86_64-linux-gnu"]
+        command = [program("setarch", "it belongs to util-linux"), "-R"]
+        command += [f"{root}/lib64/ld-linux-x86-64.so.2", "--library-path", ":".join(host)]
+        command += [f"{root}/usr/bin/{board.emulator}", "-cpu", self._cpu]
+        command += ["-L", str((root / board.libraries).resolve())]
+        if counting:
+            command += ["-plugin", f"{plugin}/count.so,out={_MARKS},clock={board.clock}"]
+        if target.runtime == "litert":
+            built = programs.runner(prepared, "aarch64", target.name)
+            return [*command, str(built), "--runtime", f"{wheel}/ai_edge_litert/libLiteRt.so"]
+        return [*command, *_python(root, wheel), "--runtime", "tflite_runtime"]
+
+    def _start(self, folder: Path, command: Sequence[str], timeout_s: float) -> Completed:
+        try:
+            done = subprocess.run(
+                command,
+                cwd=folder,
+                env={},
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=timeout_s,
+            )
+        except subprocess.TimeoutExpired:
+            raise ToolError(
+                f"{self._target.name}: the emulator ran longer than {timeout_s:g} s"
+            ) from None
+        except OSError as error:
+            raise ToolError(
+                f"{self._target.name}: the emulator cannot be started: {error.strerror}"
+            ) from error
+        with self._place.log.open("ab") as log:
+            log.write(done.stderr)
+        code = done.returncode if done.returncode >= 0 else 128 - done.returncode
+        if code == 1:
+            raise ToolError(f"{self._target.name}: {last_line(done.stderr)}")
+        return Completed(code, done.stdout, done.stderr)
+
+
+def _python(root: Path, wheel: Path) -> list[str]:
+    """The guest's Python with the runtime's wheel; deterministic, without a user's settings."""
+    libraries = "/usr/lib/arm-linux-gnueabihf"
+    settings = {
+        "PYTHONHASHSEED": "0",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTHONPATH": f"{wheel}:/usr/lib/python3/dist-packages",
+        "LD_LIBRARY_PATH": f"{libraries}:{libraries}/blas:{libraries}/lapack",
+    }
+    given = [text for key, value in settings.items() for text in ("-E", f"{key}={value}")]
+    return [*given, f"{root}{_PYTHON}", "-s", str(SOURCES / "runner.py")]
