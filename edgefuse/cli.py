@@ -252,6 +252,48 @@ def release(
 
 
 @app.command()
+def verify(
+    bundle: Annotated[Path, typer.Argument(help="A .bundle.tar with its evidence.json beside it.")],
+    key: Annotated[
+        Path | None, typer.Option(help="The only trusted public key; else those configured.")
+    ] = None,
+    target: Annotated[
+        str | None, typer.Option(help="That must have passed its gates; else any.")
+    ] = None,
+    rebuild: Annotated[
+        bool, typer.Option("--rebuild", help="Build it again from its recipe; compare the bytes.")
+    ] = False,
+    sources: Annotated[
+        Path | None,
+        typer.Option(help="For --rebuild: the recipe's folder, if not here or in configs/."),
+    ] = None,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+    verbose: VerboseOption = False,
+) -> None:
+    """Check a bundle: hashes, manifest, evidence, signature, golden vectors."""
+    from edgefuse.command_verify import verification_lines, verify_bundle
+
+    document, error = verify_bundle(
+        bundle,
+        key=key,
+        target=target,
+        rebuild=rebuild,
+        sources=sources,
+        quiet=quiet or as_json,
+        verbose=verbose,
+        command=_command_line(),
+    )
+    if as_json:
+        print_result(json.dumps(document, indent=1))
+    elif not quiet:
+        print_result("\n".join(verification_lines(document)))
+    if error is not None:
+        say(f"edgefuse: {error}")
+        raise typer.Exit(error.exit_code)
+
+
+@app.command()
 def keygen(
     path: Annotated[Path, typer.Argument(help="The private key to write; the public: PATH.pub.")],
     passphrase_file: PassphraseOption = None,
@@ -476,12 +518,22 @@ def passes() -> None:
 @app.command()
 def targets() -> None:
     """List the targets, what each needs, and whether it was ever tried on hardware."""
-    from edgefuse.target import list_targets, load_target
+    from edgefuse.command_setup import target_lines
 
-    for name, path in list_targets().items():
-        target = load_target(str(path))
-        tried = "tried on hardware" if target.tried_on_hardware else "never tried on hardware"
-        print_result(f"{name:<20} {target.summary} [{target.runtime}, {target.transport}; {tried}]")
+    for line in target_lines():
+        print_result(line)
+
+
+@app.command()
+def setup(
+    names: Annotated[list[str], typer.Argument(metavar="TARGET...", help="Names of targets.")],
+    quiet: QuietOption = False,
+) -> None:
+    """Prepare targets: emulators, runtimes and runners, in the cache, without root."""
+    from edgefuse.command_setup import set_up
+
+    for line in set_up(names, (lambda line: None) if quiet else say):
+        print_result(line)
 
 
 def _command_line() -> str:

@@ -124,23 +124,28 @@ class Kind:
         open: makes the device of a target; does no work.
         prepare: fills the ``prepared`` folder for a target, offline when it is filled already, and
             yields a line for each thing done; None when there is nothing to prepare.
+        needs: what a target needs beside edgefuse, in a few words, and whether it is there.
     """
 
     name: str
     open: Callable[[Target, Place], Device]
     prepare: Callable[[Target, Path], Iterator[str]] | None = None
+    needs: Callable[[Target, Path], Mapping[str, bool]] | None = None
 
 
 DEVICES: Registry[Kind] = Registry("edgefuse.devices.kinds")
 
 
 def device(
-    *, prepare: Callable[[Target, Path], Iterator[str]] | None = None
+    *,
+    prepare: Callable[[Target, Path], Iterator[str]] | None = None,
+    needs: Callable[[Target, Path], Mapping[str, bool]] | None = None,
 ) -> Callable[[Callable[[Target, Place], Device]], Callable[[Target, Place], Device]]:
     """Register a device class under the name of its file."""
 
     def register(made: Callable[[Target, Place], Device]) -> Callable[[Target, Place], Device]:
-        DEVICES.add(Kind(made.__module__.rsplit(".", 1)[-1], made, prepare), made.__module__)
+        name = made.__module__.rsplit(".", 1)[-1]
+        DEVICES.add(Kind(name, made, prepare, needs), made.__module__)
         return made
 
     return register

@@ -74,7 +74,11 @@ def _compiler(target: str) -> str:
     return found
 
 
-@device(prepare=prepare)
+def needs(target: Target, folder: Path) -> dict[str, bool]:
+    return {f"{COMPILER} (the vendor's)": shutil.which(COMPILER) is not None}
+
+
+@device(prepare=prepare, needs=needs)
 class EdgeTpu:
     provenance: Provenance = "estimated"
 

@@ -107,7 +107,11 @@ def prepare(target: Target, folder: Path) -> Iterator[str]:
     yield from make_environment(VELA, folder)
 
 
-@device(prepare=prepare)
+def needs(target: Target, folder: Path) -> dict[str, bool]:
+    return {VELA.versions: VELA.folder(folder).is_dir()}
+
+
+@device(prepare=prepare, needs=needs)
 class EthosU:
     provenance: Provenance = "estimated"
 

@@ -97,6 +97,8 @@ _BOARDS: Mapping[str, _Board] = {
 def prepare(target: Target, prepared: Path) -> Iterator[str]:
     """Emulator, runtime, runner and plugin of a target, all at once."""
     board = _board(target)
+    debian.check(board.packages, prepared)
+    programs.check_plugin(prepared)
     works = [
         debian.make_packages(board.packages, prepared),
         wheels.make_wheel(board.wheel, prepared),
@@ -105,6 +107,21 @@ def prepare(target: Target, prepared: Path) -> Iterator[str]:
     if target.runtime == "litert":
         works.append(programs.make_runner(prepared, "aarch64"))
     yield from together(works)
+
+
+def needs(target: Target, prepared: Path) -> dict[str, bool]:
+    board = _board(target)
+    found = {
+        f"{', '.join(board.packages.packages)} (from apt)": board.packages.folder(prepared),
+        f"{board.wheel.package} {board.wheel.version} for {board.wheel.platform}": (
+            board.wheel.folder(prepared)
+        ),
+        "the counting plugin (built with cc)": programs.plugin_folder(prepared),
+    }
+    if target.runtime == "litert":
+        built = programs.runner_folder(prepared, "aarch64")
+        found["the runner (built with Zig's C compiler)"] = built
+    return {what: folder.is_dir() for what, folder in found.items()}
 
 
 def _board(target: Target) -> _Board:
@@ -120,7 +137,7 @@ def _board(target: Target) -> _Board:
     return board
 
 
-@device(prepare=prepare)
+@device(prepare=prepare, needs=needs)
 class Qemu:
     provenance: Provenance = "measured"
 

@@ -51,7 +51,11 @@ def prepare(target: Target, folder: Path) -> Iterator[str]:
     yield from make_environment(TFLITE_MICRO, folder)
 
 
-@device(prepare=prepare)
+def needs(target: Target, folder: Path) -> dict[str, bool]:
+    return {TFLITE_MICRO.versions: TFLITE_MICRO.folder(folder).is_dir()}
+
+
+@device(prepare=prepare, needs=needs)
 class TfliteMicro:
     provenance: Provenance = "measured"
 

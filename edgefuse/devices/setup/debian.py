@@ -58,6 +58,17 @@ class Packages:
         return prepared / "debian" / self.name
 
 
+def check(wanted: Packages, prepared: Path) -> None:
+    """Refuse at once what :func:`make_packages` would find missing.
+
+    Raises:
+        ToolError: apt or dpkg is missing, and is needed.
+    """
+    if not wanted.folder(prepared).is_dir():
+        program("apt-get", _REMEDY)
+        program("dpkg-deb", _REMEDY)
+
+
 def make_packages(wanted: Packages, prepared: Path) -> Iterator[str]:
     """Unpack them where they are not there yet; yields a line for each thing done.
 

@@ -30,6 +30,7 @@ _ZIG = Wheel(
     "manylinux_2_12_x86_64",
     "ea6cc5d87b033cf0aedfbc8f9549a908cae6c50ac31f1698188fa48a74524b54",
 )
+_NO_CC = "install a C compiler: apt-get install gcc libc6-dev"
 _FLAGS = ("-std=c99", "-O2", "-Wall", "-Wextra")
 _GLIBC: Mapping[str, str] = {
     "aarch64": "aarch64-linux-gnu.2.28",
@@ -115,11 +116,17 @@ def plugin_folder(prepared: Path) -> Path:
     return prepared / "runners" / f"plugin-{_digest('count.c')}"
 
 
+def check_plugin(prepared: Path) -> None:
+    """Refuse at once what :func:`make_plugin` would find missing: a C compiler, if it is needed."""
+    if not plugin_folder(prepared).is_dir():
+        program("cc", _NO_CC)
+
+
 def make_plugin(prepared: Path) -> Iterator[str]:
     """Build it with this machine's C compiler, where it is not there yet."""
 
     def fill(part: Path) -> Iterator[str]:
-        cc = program("cc", "install a C compiler: apt-get install gcc libc6-dev")
+        cc = program("cc", _NO_CC)
         output = part / "count.so"
         _compile([cc, *_FLAGS, "-fPIC", "-shared", "-o", str(output), "count.c"], {})
         yield "counting plugin: built"
