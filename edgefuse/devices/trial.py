@@ -72,7 +72,7 @@ def read_golden(folder: Path, manifest: Mapping[str, Any]) -> Golden:
 
     try:
         golden = manifest["golden"]
-        model = f"models/{manifest['name']}_full_integer_quant.tflite"
+        model = str(manifest["models"]["int8"])
         source = read_model(folder / model)
         ins = {index: name for name, index in source.signature_inputs}
         outs = {index: name for name, index in source.signature_outputs}

@@ -2,8 +2,12 @@
 
 What the target gives (port, user, identity_file, known_hosts) is used; what it does not give is the
 client's own setting. With both identity_file and known_hosts given, no configuration file and no
-agent of the user's is read, so that the push is the same from every account. Every command is its
-own connection: one that dies takes nothing else with it.
+agent of the user's is read, so that the push is the same from every account.
+
+One connection is kept (OpenSSH's multiplexing) and commands are sessions in it, since a new one
+costs several round trips and a key exchange. It is kept by a session that waits for the end of its
+input, which is a pipe of ours: however this process ends, so does the connection. One that died is
+made anew by the next command.
 
 A file is written by ``dd`` at its offset, never by appending: a late writer of a connection that
 was thought dead writes the same bytes to the same places.
@@ -11,11 +15,16 @@ was thought dead writes the same bytes to the same places.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import secrets
 import shutil
 import subprocess
+import tempfile
+import threading
+import time
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
@@ -40,7 +49,7 @@ WRITE_S = 3600.0
 _SETTINGS = (
     *("BatchMode=yes", "StrictHostKeyChecking=yes", "UpdateHostKeys=no", "LogLevel=ERROR"),
     *("ConnectionAttempts=1", "ServerAliveInterval=5", "ServerAliveCountMax=3"),
-    *("ControlMaster=no", "ControlPath=none", "ClearAllForwardings=yes", "ForwardAgent=no"),
+    *("ControlPersist=no", "ClearAllForwardings=yes", "ForwardAgent=no"),
     *("PermitLocalCommand=no", "RequestTTY=no", "RemoteCommand=none", "EscapeChar=none"),
 )
 _TROUBLES = (
@@ -70,6 +79,9 @@ class SshTransport:
     def __init__(self, target: Target) -> None:
         assert target.ssh is not None
         self._ssh: Ssh = target.ssh
+        self._connecting = threading.Lock()
+        self._kept: subprocess.Popen[bytes] | None = None
+        self._socket = ""
 
     @property
     def _host(self) -> str:
@@ -100,11 +112,12 @@ class SshTransport:
             raise StageError(f"is longer than {limit} bytes", where=f"{self.where}:{path}")
         return done.out
 
-    def _command(self, command: str) -> list[str]:
+    def _command(self, master: bool, command: str) -> list[str]:
         program = shutil.which("ssh")
         if program is None:
             raise ToolError("there is no ssh here", hint="apt install openssh-client")
-        words = [program, "-T", "-x", "-a"]
+        words = [program, "-T", "-x", "-a", "-S", self._socket]
+        words += ["-o", f"ControlMaster={'yes' if master else 'no'}"]
         for setting in (*_SETTINGS, f"ConnectTimeout={self._ssh.connect_timeout_s}"):
             words += ["-o", setting]
         if self._ssh.identity_file is not None:
@@ -123,11 +136,47 @@ class SshTransport:
             words += ["-l", _plain(self._ssh.user, "user", r"[A-Za-z0-9._@\\-]+")]
         return [*words, "--", self._host, command]
 
+    def _connect(self) -> None:
+        """Make the connection, unless it stands.
+
+        Raises:
+            DeviceUnavailable: it cannot be made; the message says why.
+        """
+        with self._connecting:
+            if self._kept is not None and self._kept.poll() is None:
+                return
+            folder = tempfile.mkdtemp(prefix="edgefuse-ssh-")
+            self._socket = f"{folder}/s"
+            said = Path(folder) / "stderr"
+            try:
+                with said.open("wb") as stream:
+                    kept = subprocess.Popen(
+                        self._command(True, "cat >/dev/null"),
+                        stdin=subprocess.PIPE,
+                        stdout=subprocess.DEVNULL,
+                        stderr=stream,
+                        start_new_session=True,
+                        env={**os.environ, "LC_ALL": "C"},
+                    )
+            except BaseException:
+                shutil.rmtree(folder, ignore_errors=True)
+                raise
+            weakref.finalize(self, _end, kept, folder)
+            until = time.monotonic() + self._ssh.connect_timeout_s * 2 + 5
+            while not Path(self._socket).exists():
+                if kept.poll() is not None or time.monotonic() > until:
+                    text = said.read_text("utf-8", "replace")
+                    _end(kept, folder)
+                    raise self._trouble(text or "Connection timed out")
+                time.sleep(0.005)
+            self._kept = kept
+
     def _run(self, argv: Sequence[str], timeout_s: float, stdin: IO[bytes] | None) -> Completed:
+        self._connect()
         mark = f"edgefuse-{secrets.token_hex(8)}"
         try:
             done = subprocess.run(
-                self._command(wrapped(argv, mark)),
+                self._command(False, wrapped(argv, mark)),
                 stdin=subprocess.DEVNULL if stdin is None else stdin,
                 capture_output=True,
                 timeout=timeout_s,
@@ -144,15 +193,33 @@ class SshTransport:
         ended = unwrapped(done.stdout, mark)
         if ended is not None:
             return Completed(*ended, said)
-        if mark.encode() not in done.stdout:
-            for pattern, message, hint in _TROUBLES:
-                if re.search(pattern, said):
-                    raise DeviceUnavailable(message, hint=hint, where=self.where)
-        raise ConnectionCut(
+        raise self._trouble("" if mark.encode() in done.stdout else said)
+
+    def _trouble(self, said: str) -> DeviceUnavailable:
+        """What the client's last words mean."""
+        for pattern, message, hint in _TROUBLES:
+            if re.search(pattern, said):
+                return DeviceUnavailable(message, hint=hint, where=self.where)
+        return ConnectionCut(
             f"the connection was cut{_last(said)}",
             hint="what arrived is kept: the same command goes on from there",
             where=self.where,
         )
+
+
+def _end(kept: subprocess.Popen[bytes], folder: str) -> None:
+    """Close a connection that was kept."""
+    if kept.stdin is not None:
+        with contextlib.suppress(OSError):
+            kept.stdin.close()
+    if kept.poll() is None:
+        kept.terminate()
+        try:
+            kept.wait(5)
+        except subprocess.TimeoutExpired:
+            kept.kill()
+            kept.wait()
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _last(said: str) -> str:
