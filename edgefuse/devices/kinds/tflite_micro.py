@@ -42,7 +42,7 @@ _SAMPLES_A_PROCESS = 32
 _STEP = 16  # The arena's alignment, in bytes.
 _SPARE_BYTES = 16 << 20
 _TOO_SMALL = ("Failed to allocate", "Failed to resize buffer", "is too small", "Arena size")
-_UNKNOWN = re.compile(r"Didn't find (?:op for builtin opcode|custom op for name) '(\w+)'")
+_UNKNOWN = re.compile(r"Failed to get registration from op code (\w+)")
 _TOTAL = re.compile(r"Arena allocation total (\d+) bytes")
 
 
@@ -270,7 +270,7 @@ def least_bytes(source: TfliteModel) -> int:
 def _refusal(source: TfliteModel, finished: Finished, model: Path) -> StageError:
     """What tflite-micro has against the model, the operators by name where it names one."""
     unknown = set(_UNKNOWN.findall(finished.words))
-    labels = [op.label for op in source.operators if (op.custom_code or op.code) in unknown]
+    labels = [op.label for op in source.operators if op.code in unknown]
     if unknown:
         named = ", ".join(labels or sorted(unknown))
         return StageError(
@@ -278,8 +278,8 @@ def _refusal(source: TfliteModel, finished: Finished, model: Path) -> StageError
             hint="replace the operator before conversion, or let the board's firmware register it",
             where=str(model),
         )
-    lines = [line.strip() for line in finished.words.splitlines() if line.strip()]
-    told = [line for line in lines if not line.startswith(("Traceback", "File", "[Recording"))]
+    native = finished.words.split("Traceback")[0]
+    told = [line.strip() for line in native.splitlines() if line.strip()]
     end = f" (signal {-finished.code})" if finished.code < 0 else ""
-    said = "; ".join(told[:3]) or "it said nothing"
+    said = "; ".join(told[:3]) or finished.last_words
     return StageError(f"tflite-micro cannot run the model{end}: {said}", where=str(model))
