@@ -66,7 +66,8 @@ def read_members(source: Path) -> dict[str, bytes]:
 
 def _members(source: Path) -> Iterator[tuple[str, bytes]]:
     where = str(source)
-    seen: set[str] = set()
+    files: set[str] = set()
+    folders: set[str] = set()
     try:
         if not _ends(source):
             raise StageError("not a whole archive: its end is missing", where=where, hint=_AGAIN)
@@ -75,7 +76,7 @@ def _members(source: Path) -> Iterator[tuple[str, bytes]]:
                 if not member.isreg() or member.issparse():
                     raise StageError(f"{member.name!r} is not a plain file", where=where)
                 _checked(member.name, where)
-                _alone(member.name, seen, where)
+                _alone(member.name, files, folders, where)
                 stream = archive.extractfile(member)
                 data = stream.read() if stream is not None else b""
                 if len(data) != member.size:
@@ -85,14 +86,15 @@ def _members(source: Path) -> Iterator[tuple[str, bytes]]:
         raise StageError(f"not a whole archive: {error}", where=where, hint=_AGAIN) from None
 
 
-def _alone(name: str, seen: set[str], where: str) -> None:
+def _alone(name: str, files: set[str], folders: set[str], where: str) -> None:
     """Refuse a second member of a name, and a file where another member needs a folder."""
     parents = {parent.as_posix() for parent in PurePosixPath(name).parents}
-    if name in seen or any(f"{name}/" == other[: len(name) + 1] for other in seen):
+    if name in files or name in folders:
         raise StageError(f"{name!r} occurs twice", where=where)
-    if parents & seen:
+    if parents & files:
         raise StageError(f"{name!r} lies in what is a file", where=where)
-    seen.add(name)
+    files.add(name)
+    folders |= parents
 
 
 def _ends(source: Path) -> bool:

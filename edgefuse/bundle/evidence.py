@@ -252,7 +252,20 @@ def require_passing(bundle: Path, target: str, key: Path | None = None) -> Clear
     sha256 = digest_file(bundle)
     require_bound(bundle, document, sha256)
     signed = check_signature(bundle.with_name(SIGNATURE), sha256, data, key)
-    judged = document["targets"].get(target)
+    judged = require_judged(document, target, path)
+    return Cleared(sha256, target, tuple(map(str, judged["permissions"])), signed)
+
+
+def require_judged(document: Mapping[str, Any], target: str, path: Path) -> Mapping[str, Any]:
+    """What evidence says of a target on which every gate passed.
+
+    Args:
+        path: for messages.
+
+    Raises:
+        GateFailed: it says nothing of the target, or not every gate passed there.
+    """
+    judged: Mapping[str, Any] | None = document["targets"].get(target)
     if judged is None:
         others = ", ".join(sorted(document["targets"]))
         on = f"judged on target {others}" if others else "judged nowhere"
@@ -267,7 +280,7 @@ def require_passing(bundle: Path, target: str, key: Path | None = None) -> Clear
             where=str(path),
             hint=f"only a bundle that passed {', '.join(REQUIRED_GATES)} is pushed",
         )
-    return Cleared(sha256, target, tuple(map(str, judged["permissions"])), signed)
+    return judged
 
 
 def not_passed(judged: Mapping[str, Any], target: str) -> Sequence[str]:
