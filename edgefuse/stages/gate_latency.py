@@ -95,7 +95,8 @@ def _tell_which_limit(gate: LatencyGate, dot_product: bool | None, context: Cont
         return
     if dot_product is None:
         context.warn(
-            "whether this CPU has an int8 dot product is unknown (/proc/cpuinfo does not tell): "
+            "whether this CPU has an int8 dot product is unknown (neither the machine nor "
+            f"support.int8_dot_product of target {context.target.name} tells): "
             "the ratio to float is judged by max_ratio_to_float"
         )
     elif not dot_product:
