@@ -2,15 +2,17 @@
 
 This file is copied to the board and run there by itself, so it imports nothing of edgefuse and
 bears Python 3.8. Command line, files and answer are those of ``runner.c``; RUNTIME is the
-package to import (``ai_edge_litert``, ``tflite_runtime``) in place of a library. Single operators
-and addresses of tensors are not told from Python.
+package to import (``ai_edge_litert``, ``tflite_runtime``) in place of a library. Single operators are
+not told from Python.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import json
+import os
 import resource
 import sys
 import time
@@ -23,12 +25,19 @@ RESOLVERS = {
     "builtin": "BUILTIN_WITHOUT_DEFAULT_DELEGATES",
     "reference": "BUILTIN_REF",
 }
+MARK, BEGIN, END = 0x45444745, 1, 2
 FILES, LIBRARY, REFUSED, INVOKE, FEEDS = 3, 4, 5, 6, 7
 
 
 def fail(code: int, message: object) -> NoReturn:
     print("edgefuse-runner: " + " ".join(str(message).split()), file=sys.stderr)
     sys.exit(code)
+
+
+def mark(kind: int) -> None:
+    """Tell qemu's counting plugin; the call fails everywhere, without harm."""
+    with contextlib.suppress(OSError):
+        os.getpriority(MARK, kind)
 
 
 class Run:
@@ -46,6 +55,7 @@ class Run:
             self.interpreter.allocate_tensors()
         except (RuntimeError, ValueError) as error:
             fail(REFUSED, "the runtime refuses " + model + ": " + str(error))
+        self.options = options
         self.model = model
         self.inputs = self.interpreter.get_input_details()
         self.feeds = []
@@ -77,12 +87,16 @@ class Run:
             feeds.append(feed)
         return feeds
 
-    def invoke(self, feed: int) -> int:
+    def invoke(self, feed: int, counted: bool = True) -> int:
         for detail, value in zip(self.inputs, self.feeds[feed]):
             self.interpreter.set_tensor(detail["index"], value)
         start = time.perf_counter_ns()
         try:
+            if counted and self.options.marks:
+                mark(BEGIN)
             self.interpreter.invoke()
+            if counted and self.options.marks:
+                mark(END)
         except (RuntimeError, ValueError) as error:
             fail(INVOKE, self.model + " failed while it ran: " + str(error))
         return time.perf_counter_ns() - start
@@ -101,8 +115,23 @@ class Run:
             "inputs": [self.tensor(d) for d in self.inputs],
             "outputs": [self.tensor(d) for d in self.interpreter.get_output_details()],
             "operators": [],
-            "tensors": [],
+            "tensors": self.places() if self.options.tensors else [],
         }
+
+    def places(self) -> list[list[int]]:
+        """Address and size of every tensor that is listed, by index; zeros for the others.
+
+        Others must not be asked for: tflite-runtime 2.14 crashes on them.
+        """
+        listed = [row["index"] for row in self.interpreter.get_tensor_details()]
+        places = [[0, 0] for _ in range(max(listed) + 1)]
+        for index in listed:
+            try:
+                view = self.interpreter.tensor(index)()
+            except ValueError:
+                continue
+            places[index] = [int(view.ctypes.data), int(view.nbytes)]
+        return places
 
     def tensor(self, detail: Any) -> Any:
         value = self.interpreter.get_tensor(detail["index"])
@@ -122,6 +151,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--warmup", type=int, default=0)
     parser.add_argument("--order")
     parser.add_argument("--seconds", type=int, default=0)
+    parser.add_argument("--marks", action="store_true")
+    parser.add_argument("--tensors", action="store_true")
     parser.add_argument("files", nargs="+")
     options = parser.parse_args()
     if len(options.files) % 3:
@@ -141,7 +172,7 @@ def main() -> None:
         runs = [Run(runtime, options, *files[at : at + 3]) for at in range(0, len(files), 3)]
         for run in runs:
             for _ in range(options.warmup):
-                run.invoke(0)
+                run.invoke(0, counted=False)
         times = []
         until = time.monotonic() + options.seconds
         if options.order:
