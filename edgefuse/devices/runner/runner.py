@@ -2,8 +2,8 @@
 
 This file is copied to the board and run there by itself, so it imports nothing of edgefuse and
 bears Python 3.8. Command line, files and answer are those of ``runner.c``; RUNTIME is the
-package to import (``ai_edge_litert``, ``tflite_runtime``) in place of a library. Single operators are
-not told from Python.
+package to import (``ai_edge_litert``, ``tflite_runtime``) in place of a library. Single operators
+are not told from Python.
 """
 
 from __future__ import annotations

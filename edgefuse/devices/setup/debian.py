@@ -84,13 +84,14 @@ def make_packages(wanted: Packages, prepared: Path) -> Iterator[str]:
         options = _options(state, wanted.foreign)
         yield f"{wanted.name}: reading the package index"
         done = run([apt, *options, "-qq", "update"], _UPDATE_TIMEOUT_S)
-        if done.returncode:
-            raise _unreachable(wanted, done.stdout)
+        unread = said(done.stdout, "E: ") if done.returncode else ""
+        if unread:
+            yield f"{wanted.name}: a source could not be read, going on with the others: {unread}"
         yield f"{wanted.name}: downloading {', '.join(wanted.packages)}"
         command = [apt, *options, "-qq", "-y", "--no-install-recommends", "--download-only"]
         done = run([*command, "install", *wanted.packages], _DOWNLOAD_TIMEOUT_S)
         if done.returncode:
-            raise _unreachable(wanted, done.stdout)
+            raise _unreachable(wanted, unread or said(done.stdout, "E: "))
         files = sorted((state / "cache" / "archives").glob("*.deb"))
         versions = _unpack(dpkg, files, folder)
         _remove(folder, (*wanted.unwanted, ".apt"))
@@ -163,8 +164,8 @@ def _remove(folder: Path, patterns: Sequence[str]) -> None:
                 path.unlink()
 
 
-def _unreachable(wanted: Packages, output: str) -> FetchError:
+def _unreachable(wanted: Packages, reason: str) -> FetchError:
     hint = "check the network and apt's sources and proxy: `apt-get update` must work"
     if wanted.foreign:
         hint += f"; the sources must carry {wanted.foreign} too"
-    return FetchError(f"{wanted.name}: apt-get: {said(output, 'E: ')}", hint=hint)
+    return FetchError(f"{wanted.name}: apt-get: {reason}", hint=hint)
