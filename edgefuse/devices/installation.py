@@ -9,6 +9,7 @@ Layout below a target's ``install_path``::
     sums/<sha>                   SHA-256 of that release's manifest.json, which lists all others
     runtime/<sha>/               what runs models there, by the digest of its files
     history                      versions that became current, oldest first
+    .trial, .gate                what golden vectors and gates read and write while they run
     .lock, .beat                 see device_lock
 
 The state machine of a push; each arrow is one script, so one connection, and a failure anywhere
@@ -68,7 +69,7 @@ _MAKE = 'mkdir -p "$1/releases" "$1/sums" "$1/runtime" && [ -w "$1/releases" ] &
 _SWEEP = (
     GUARD
     + """
-rm -rf releases/.old-* .switch.* .trial
+rm -rf releases/.old-* .switch.* .trial .gate
 for d in releases/.tmp-* runtime/.tmp-*; do
     [ "$d" = "releases/.tmp-$3" ] || [ "$d" = "runtime/.tmp-$4" ] || rm -rf "$d"
 done

@@ -22,7 +22,7 @@ from edgefuse.devices.device_lock import GUARD
 from edgefuse.devices.installation import Installation
 from edgefuse.devices.runner_client import SOURCES
 from edgefuse.devices.setup.board import LOADER, board_files
-from edgefuse.devices.transport import put, refuse, script
+from edgefuse.devices.transport import put, refusal, refuse, script
 from edgefuse.errors import DeviceUnavailable, StageError, UsageError
 
 if TYPE_CHECKING:
@@ -102,6 +102,11 @@ class Board:
         self._tell = tell
         self._folder = f"{installation.root}/runtime/{program.sha256}"
 
+    @property
+    def start(self) -> list[str]:
+        """The words that start it there, up to its options."""
+        return [word.replace("{}", self._folder) for word in self._program.words]
+
     def install(self, owner: str) -> None:
         """Bring the program over unless it lies there whole.
 
@@ -143,8 +148,7 @@ class Board:
             DeviceUnavailable: the program or its runtime does not start there.
             StageError: the runtime refuses the model or fails on it, with what it says.
         """
-        words = [word.replace("{}", self._folder) for word in self._program.words]
-        words += ["--kernels", kernels, "--threads", str(self._threads), *options]
+        words = [*self.start, "--kernels", kernels, "--threads", str(self._threads), *options]
         for run in runs:
             words += run
         done = self._at.transport.run(words, timeout_s=timeout_s)
@@ -164,6 +168,8 @@ class Board:
                 hint="install it there, or the libraries that it names",
                 where=where,
             )
+        if done.code == 3:
+            raise refusal(last, "what runs models fails on a file", where)
         if done.code:
             newer = "use a newer runtime there, or convert for the one it has"
             raise StageError(last, hint=newer if done.code == 5 else "", where=where)

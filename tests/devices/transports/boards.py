@@ -59,15 +59,17 @@ class Sshd:
         path.write_text(f"[127.0.0.1]:{port} {public}\n")
         return path
 
-    def shells(self) -> list[int]:
-        """Processes of sessions that are open now."""
+    def kill_shells(self) -> int:
+        """Kill every session that is open now; how many processes."""
         tree = _children()
-        found, wanted = [], list(tree.get(self.process.pid, []))
+        wanted, killed = list(tree.get(self.process.pid, [])), 0
         while wanted:
             one = wanted.pop()
-            found.append(one)
             wanted += tree.get(one, [])
-        return found
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(one, 9)
+                killed += 1
+        return killed
 
 
 def _children() -> dict[int, list[int]]:
