@@ -54,6 +54,9 @@ QuietOption = Annotated[bool, typer.Option("-q", "--quiet", help="Errors and war
 SignOption = Annotated[
     Path | None, typer.Option("--sign", help="Private key that signs what passed (keygen).")
 ]
+KeyOption = Annotated[
+    Path | None, typer.Option(help="The only trusted public key; else those configured.")
+]
 PassphraseOption = Annotated[
     Path | None,
     typer.Option(help="File with the private key's passphrase; else EDGEFUSE_KEY_PASSPHRASE."),
@@ -254,9 +257,7 @@ def release(
 @app.command()
 def verify(
     bundle: Annotated[Path, typer.Argument(help="A .bundle.tar with its evidence.json beside it.")],
-    key: Annotated[
-        Path | None, typer.Option(help="The only trusted public key; else those configured.")
-    ] = None,
+    key: KeyOption = None,
     target: Annotated[
         str | None, typer.Option(help="That must have passed its gates; else any.")
     ] = None,
@@ -324,6 +325,7 @@ def push(
     canary: Annotated[
         str | None, typer.Option(help="Which of several targets goes first; the first given.")
     ] = None,
+    key: KeyOption = None,
     wait: WaitOption = 60,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what would be done; change nothing.")
@@ -336,7 +338,7 @@ def push(
 
     tell = _steps(quiet or as_json)
     options: dict[str, Any] = {"canary": canary, "wait_s": wait, "dry_run": dry_run, "tell": tell}
-    _print_devices(push_bundle(bundle, targets, **options), as_json)
+    _print_devices(push_bundle(bundle, targets, key=key, **options), as_json)
 
 
 @app.command()

@@ -74,21 +74,29 @@ def push_bundle(
     canary: str | None = None,
     wait_s: float = WAIT_S,
     dry_run: bool = False,
+    key: Path | None = None,
     tell: Tell = lambda _: None,
 ) -> list[DeviceReport]:
     """Install a bundle on targets, the canary first; a report for each.
 
     Every target is read, and the bundle's evidence for it checked, before any device is touched.
 
+    Args:
+        key: a file with the only trusted public key; None: those of the user's configuration.
+
     Raises:
         UsageError: no such bundle, target or canary; a target twice; no evidence beside it.
-        GateFailed: its evidence is of other bytes, or not every gate passed on one of the targets.
+        GateFailed: its evidence is of other bytes, or not every gate passed on one of the targets;
+            its signature is wrong, or missing where keys are trusted.
         EdgefuseError: what failed, when there is one target only.
     """
     targets = _ordered(_loaded(names, bundle), canary)
     sha256 = ""
     for target in targets:
-        sha256 = require_passing(bundle, target.name).sha256
+        cleared = require_passing(bundle, target.name, key)
+        sha256 = cleared.sha256
+        signed = cleared.signed.summary if cleared.signed else "not signed, and no key is trusted"
+        tell("; ".join([f"{target.name}: {signed}", *cleared.permissions]))
     with opened_bundle(bundle, sha256) as parcel:
 
         def work(target: Target, say: Tell) -> DeviceReport:

@@ -73,7 +73,7 @@ def _document(made: Verification, seconds: float) -> dict[str, Any]:
         "schema": SCHEMA,
         "bundle": str(made.bundle),
         "sha256": made.sha256,
-        "verdict": "pass" if error is None else "fail",
+        "verdict": next((f.verdict for f in made.findings if f.error is not None), "pass"),
         "exit_code": 0 if error is None else error.exit_code,
         "seconds": round(seconds, 3),
         "checks": [_row(finding) for finding in made.findings],

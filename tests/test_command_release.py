@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from bundle.beside import put_evidence
 from command import edgefuse
+from devices.transports.parcels import make_bundle, tiny_model
 from fake_stages import TEXT, Fakes, fakes
 
 from edgefuse.archive import pack
@@ -91,9 +92,17 @@ def test_two_recipes_of_one_name(fakes: Fakes, dist: Path) -> None:
     assert ended.code == 2 and "has the name 'tiny' too" in ended.err and not dist.exists()
 
 
-def bundle(folder: Path, **changes: Any) -> Path:
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    return tiny_model(tmp_path_factory.mktemp("model"))
+
+
+def bundle(folder: Path, model: bytes = b"model", **changes: Any) -> Path:
     path = folder / "net.bundle.tar"
-    pack({"manifest.json": b'{"weights": "given"}', "models/m": b"model"}, path)
+    if model == b"model":
+        pack({"manifest.json": b"{}", "models/m": model}, path)
+    else:
+        make_bundle(path, model)
     put_evidence(path, **changes)
     return path
 
@@ -101,16 +110,52 @@ def bundle(folder: Path, **changes: Any) -> Path:
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
     return tmp_path
 
 
-def test_push_installs_once(home: Path) -> None:
-    path = bundle(home)
+def test_push_installs_once(home: Path, model: bytes) -> None:
+    path = bundle(home, model)
     first, second = (edgefuse("push", path, "--target", "host") for _ in range(2))
     assert first.code == second.code == 0, first.err
     assert "host: installed" in first.out and "already current" in second.out
     current = home / "home/.local/share/edgefuse/host/current"
-    assert (current / "models/m").read_bytes() == b"model", list((home / "home").rglob("*"))
+    assert (current / "models/net_full_integer_quant.tflite").read_bytes() == model
+
+
+def test_push_asks_for_the_trusted_signature(home: Path, model: bytes) -> None:
+    path, key = bundle(home, model), home / "key"
+    assert edgefuse("keygen", key).code == 0
+    words = ("push", path, "--target", "host", "--key", home / "key.pub")
+    without = edgefuse(*words)
+    assert without.code == 1 and "no signature beside the bundle" in without.err
+    assert edgefuse("sign", path, "--key", key).code == 0
+    put_evidence(path, permissions=["all"])
+    edited = edgefuse(*words)
+    assert edited.code == 1 and "changed after signing" in edited.err
+    assert not (home / "home").exists()
+    assert edgefuse("sign", path, "--key", key).code == 0
+    done = edgefuse(*words)
+    assert done.code == 0 and "signed by trusted key" in done.out + done.err, done.err
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "said"),
+    [
+        ({"schema": 3}, 2, "schema 3, this edgefuse reads up to 2"),
+        ({"schema": 1}, 2, "run the recipe again"),
+        ({"golden": None}, 2, "incomplete: golden"),
+        ({"weights": "random"}, 3, "random weights"),
+    ],
+)
+def test_push_never_installs(
+    home: Path, model: bytes, changes: dict[str, Any], code: int, said: str
+) -> None:
+    path, _ = make_bundle(home / "net.bundle.tar", model, **changes)
+    put_evidence(path)
+    ended = edgefuse("push", path, "--target", "host")
+    assert ended.code == code and said in ended.err and len(ended.messages) == 1
+    assert not list((home / "home").rglob("current"))
 
 
 @pytest.mark.parametrize(
@@ -151,19 +196,8 @@ def test_push_refuses_evidence_that_says_nothing(home: Path, text: str) -> None:
     assert not (home / "home").exists()
 
 
-def test_push_never_installs_random_weights(home: Path) -> None:
-    bundle(home)
-    pack({"manifest.json": b'{"weights": "random"}'}, home / "net.bundle.tar")
-    evidence = json.loads((home / "evidence.json").read_text())
-    evidence["bundle_sha256"] = digest_file(home / "net.bundle.tar")
-    (home / "evidence.json").write_text(json.dumps(evidence))
-    ended = edgefuse("push", home / "net.bundle.tar", "--target", "host")
-    assert ended.code == 3 and "random weights" in ended.err
-    assert not list((home / "home").rglob("current"))
-
-
-def test_push_needs_a_place(home: Path) -> None:
+def test_push_needs_a_place(home: Path, model: bytes) -> None:
     target = home / "board.yaml"
     target.write_text("name: board\nsummary: b\ntransport: local\nruntime: litert\n")
-    ended = edgefuse("push", bundle(home, target="board"), "--target", str(target))
+    ended = edgefuse("push", bundle(home, model, target="board"), "--target", str(target))
     assert ended.code == 2 and "target board has no install_path" in ended.err

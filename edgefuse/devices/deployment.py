@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from edgefuse.archive import unpack
 from edgefuse.artifact import digest_file
+from edgefuse.bundle import manifest as manifests
 from edgefuse.devices.device import prepared_folder
 from edgefuse.devices.device_lock import Lock, Owner, locked
 from edgefuse.devices.installation import Installation, State
@@ -82,32 +83,34 @@ def opened_bundle(archive: Path, sha256: str) -> Iterator[Parcel]:
     with tempfile.TemporaryDirectory(prefix="edgefuse-push-") as made:
         folder = Path(made)
         names = unpack(archive, folder)
-        manifest = read_manifest(folder / "manifest.json")
+        manifest = installable(folder / "manifest.json", f"{archive}: manifest.json")
         if odd := [name for name in names if not name.isprintable() or " " in name[:1]]:
             raise StageError(f"member {odd[0]!r} has no plain name", where=str(archive))
         yield Parcel(archive, sha256, folder, {n: digest_file(folder / n) for n in names}, manifest)
 
 
-def read_manifest(path: Path) -> dict[str, Any]:
+def installable(path: Path, where: str = "") -> dict[str, Any]:
     """A manifest whose model may be installed.
 
+    Args:
+        where: its place in messages; the path when empty.
+
     Raises:
-        StageError: it cannot be read, or the weights are random or of unknown origin.
+        UsageError: it is of another schema, or incomplete.
+        StageError: it cannot be read, or the weights are random.
     """
     try:
-        manifest: Any = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
+        data = path.read_bytes()
+    except OSError as error:
         raise StageError(f"the bundle has no readable manifest.json: {error}") from error
-    weights = manifest.get("weights") if isinstance(manifest, dict) else None
-    if weights is None:
-        raise StageError("the bundle's manifest does not say where its weights come from")
+    manifest = manifests.read_manifest(data, where or str(path))
+    weights = manifest["weights"]
     if weights == "random":
         raise StageError(
             "the bundle holds random weights: it is never installed",
             hint="build it from trained weights",
         )
-    read: dict[str, Any] = manifest
-    return read
+    return manifest
 
 
 class Deployment:
@@ -235,7 +238,7 @@ class Deployment:
                 )
             self._at.sweep(lock.owner, "", "" if program is None else program.sha256)
             here = self._fetched(sha256, Path(made))
-            golden = read_golden(here, read_manifest(here / "manifest.json"))
+            golden = read_golden(here, installable(here / "manifest.json"))
             trial = self._trial(lock, program, here)
             folder = self._at.release_folder(sha256)
             self._tell(require_golden(trial, folder, golden, self.target.kernels, self.where))
