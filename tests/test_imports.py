@@ -18,7 +18,7 @@ ROOT = Path(__file__).parent.parent
 RECIPE = ROOT / "configs" / "mobilenet.yaml"
 HEAVY = {
     *("torch", "tensorflow", "tf_keras", "onnx2tf", "onnx", "onnx_ir", "onnxscript", "onnxruntime"),
-    *("ai_edge_litert", "ai_edge_quantizer", "tflite_runtime", "flatbuffers"),
+    *("ai_edge_litert", "ai_edge_quantizer", "tflite_runtime", "flatbuffers", "cryptography"),
 }
 KINDS: dict[str, Kind] = {
     ".onnx": "onnx",

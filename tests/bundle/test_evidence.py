@@ -8,11 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command import edgefuse
+from fake_stages import Fakes, fakes
 
 from bundle.beside import judged, put_evidence
 from edgefuse.bundle import evidence
 from edgefuse.errors import EdgefuseError, GateFailed, UsageError
 from edgefuse.recipe import Check
+
+__all__ = ["fakes"]
 
 A, B = "a" * 64, "b" * 64
 
@@ -138,3 +142,21 @@ def test_no_bundle_no_evidence(bundle: Path) -> None:
 def test_permissions_are_told_by_key() -> None:
     assert evidence.permissions(Check(permit_float=("SOFTMAX",))) == ['permit_float: ["SOFTMAX"]']
     assert evidence.permissions(Check()) == []
+
+
+def test_runs_for_several_targets_into_one_folder(fakes: Fakes) -> None:
+    (fakes.folder / "other.yaml").write_text(
+        "name: other\nsummary: o\ntransport: local\nruntime: litert\nthreads: 2\n"
+    )
+    words = ("run", fakes.folder / "recipe.yaml", "--out", fakes.out, "-q")
+    other = (*words, "--target", fakes.folder / "other.yaml")
+    assert edgefuse(*words).code == edgefuse(*other).code == 0
+    assert targets(fakes.out) == ["host", "other"]
+    before = (fakes.out / "evidence.json").read_bytes()
+    assert edgefuse(*words).code == 0
+    assert (fakes.out / "evidence.json").read_bytes() == before, "all of it was cached"
+    fakes.figures["gate_two"] = (9.0, 8.0)
+    assert edgefuse(*other, "--measure").code == 1
+    assert targets(fakes.out) == ["host"] and not (fakes.out / "tiny.bundle.tar").exists()
+    assert edgefuse(*words).code == 0
+    assert targets(fakes.out) == ["host"] and (fakes.out / "tiny.bundle.tar").exists()
