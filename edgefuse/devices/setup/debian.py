@@ -13,6 +13,7 @@ what they would make (caches, alternatives) is missing.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -43,7 +44,7 @@ class Packages:
     """What is unpacked together.
 
     Attributes:
-        name: of its folder.
+        name: of its folder, with a digest of the rest.
         packages: as apt takes them, ``name`` or ``name:architecture``.
         foreign: Debian's name of a second architecture, ``armhf``; empty when none is needed.
         unwanted: patterns, relative to the folder, of what is removed after unpacking.
@@ -55,7 +56,8 @@ class Packages:
     unwanted: tuple[str, ...] = ("usr/share/doc", "usr/share/man", "usr/share/locale")
 
     def folder(self, prepared: Path) -> Path:
-        return prepared / "debian" / self.name
+        digest = hashlib.sha256(repr((self.packages, self.foreign, self.unwanted)).encode())
+        return prepared / "debian" / f"{self.name}-{digest.hexdigest()[:16]}"
 
 
 def check(wanted: Packages, prepared: Path) -> None:
