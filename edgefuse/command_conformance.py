@@ -192,7 +192,7 @@ def conformance_lines(document: Mapping[str, Any]) -> list[str]:
         if row["label"] in ("not played", "failed"):
             lines.append(f"{row['path']:<{width}}  {row['text']:<14} {row['reason']}")
             continue
-        largest = f"{row['largest']:.0f} LSB" if row["unit"] == "LSB" else f"{row['largest']:.2g}"
+        largest = _amount(row)
         share = f"{100 * row['share']:.2f}%"
         lines.append(
             f"{row['path']:<{width}}  {row['text']:<14} {largest:>9} {share:>9}  {_place(row)}"
@@ -205,6 +205,11 @@ def _place(row: Mapping[str, Any]) -> str:
     found = row["departure"]
     if found is None:
         return str(row["reason"])
-    largest = f"{found['largest']:.0f} LSB" if found["unit"] == "LSB" else f"{found['largest']:.2g}"
     note = f"; {found['note']}" if found["note"] else ""
-    return f"{found['operator']} ({largest} in {100 * found['share']:.2f}%{note})"
+    return f"{found['operator']} ({_amount(found)} in {100 * found['share']:.2f}%{note})"
+
+
+def _amount(held: Mapping[str, Any]) -> str:
+    if held["largest"] is None:
+        return "unlike"
+    return f"{held['largest']:.0f} LSB" if held["unit"] == "LSB" else f"{held['largest']:.2g}"

@@ -119,7 +119,12 @@ def apart(found: Mapping[str, Array], golden: Mapping[str, Array]) -> Difference
         difference(found[name], value) if name in found else missing
         for name, value in golden.items()
     ]
-    return max(all_of_them, key=lambda one: (one.largest, one.share))
+    return max(all_of_them, key=_severity)
+
+
+def _severity(gap: Difference) -> tuple[bool, float, float]:
+    """Any difference of floats outweighs steps of integers: only the latter may be tolerated."""
+    return gap.unit == "absolute" and gap.share > 0, gap.largest, gap.share
 
 
 def revealed(data: bytes) -> bytes:
@@ -186,7 +191,7 @@ def conform(
     except EdgefuseError as error:
         return Conformance(path.name, what, provenance, "failed", reason=error.message)
     gaps = [apart(found, golden) for found, golden in zip(outputs, reference.outputs)]
-    worst = max(gaps, key=lambda gap: (gap.largest, gap.share))
+    worst = max(gaps, key=_severity)
     off = [k for k, gap in enumerate(gaps) if gap.share > 0]
     departure, reason = None, ""
     label: Label = "bit-exact"
@@ -270,9 +275,17 @@ def examine(
             "vectors": len(feeds),
         },
         "max_lsb": max_lsb,
-        "paths": [{**asdict(row), "text": row.text} for row in rows],
+        "paths": [_plain({**asdict(row), "text": row.text}) for row in rows],
         "played": sum(row.label not in ("not played", "failed") for row in rows),
     }
+
+
+def _plain(row: dict[str, Any]) -> dict[str, Any]:
+    """JSON knows no infinity: a distance between what cannot be compared is null."""
+    for held in (row, row["departure"]):
+        if held is not None and held["largest"] == float("inf"):
+            held["largest"] = None
+    return row
 
 
 def _reference(

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -117,6 +118,16 @@ def test_stored_golden_is_what_counts(files: tuple[Path, Path], tmp_path: Path) 
     assert document["golden"] == {"kernels": "litert-reference", "stored": True, "vectors": 2}
 
 
+def test_what_cannot_be_compared_is_plain_json(files: tuple[Path, Path], tmp_path: Path) -> None:
+    feeds = feeds_of(files[1], 1)
+    golden = [{"logits": np.zeros((1, 7), np.int8)}]
+    path = KernelPath("litert-reference", InProcess(tmp_path))
+    document = examine(files[1], feeds, [path], tmp_path, golden=golden)
+    (row,) = document["paths"]
+    assert (row["label"], row["largest"]) == ("different", None)
+    json.dumps(document, allow_nan=False)
+
+
 @pytest.mark.parametrize(
     ("error", "label"),
     [
@@ -209,6 +220,8 @@ def test_difference() -> None:
     assert (gap.largest, gap.share, gap.unit) == (0.5, 0.5, "absolute")
     assert difference(np.array([1.0, 0.0], np.float32), real).largest == np.inf
     assert apart({}, {"y": eight}).largest == np.inf
+    both, near = {"y": eight, "z": real}, {"y": eight[[0, 2, 1]], "z": real + np.float32(1e-6)}
+    assert apart(near, both).unit == "absolute"
     assert apart({"y": eight, "z": eight + 1}, {"y": eight, "z": eight}).share == 1
 
 

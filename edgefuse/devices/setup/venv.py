@@ -138,6 +138,8 @@ def _fault(wanted: Environment, folder: Path) -> str:
         marker = json.loads((folder / _MARKER).read_text("utf-8"))
     except (OSError, ValueError):
         return "its record is missing or damaged"
+    if not isinstance(marker, dict):
+        return "its record is missing or damaged"
     if marker.get("requirements") != wanted.requirements:
         return "it holds other versions"
     if not python.exists():
