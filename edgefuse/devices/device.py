@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from edgefuse.registry import Registry
 from edgefuse.store import default_root
@@ -112,6 +112,20 @@ class Device(Protocol):
 
     def arena(self, model: Path) -> tuple[Arena, Provenance]:
         """Memory for activations."""
+        ...
+
+
+@runtime_checkable
+class Compiling(Protocol):
+    """A device whose board runs not the .tflite file but what a compiler makes of it."""
+
+    def compile(self, model: Path, destination: Path) -> Any:
+        """Write what the board runs; a frozen dataclass of plain facts about it.
+
+        Raises:
+            StageError: the compiler refuses the model, or leaves all of it to the CPU.
+            DeviceUnavailable: the compiler is not set up.
+        """
         ...
 
 

@@ -71,6 +71,9 @@ def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Pro
         + f"{runtime} may run int8 operators without a fast kernel on this CPU: "
         "compare targets with --target, and look at figures.conditions",
     )
+    if series.exact:
+        cost = f"{float(series.values('int8')[0, 0]):,.0f} {series.unit} an invoke"
+        document["summary"] = ", ".join((cost, document["summary"]))
     path = context.work / context.file_name
     path.write_text(json.dumps(document, sort_keys=True))
     return Product("verdict", path, evidence=document)
@@ -100,10 +103,11 @@ def _tell_which_limit(gate: LatencyGate, dot_product: bool | None, context: Cont
             "the ratio to float is judged by max_ratio_to_float"
         )
     elif not dot_product:
+        here = context.target.device == "host"
         context.warn(
             "this CPU has no int8 dot product, so int8 gains no time on it: the ratio to float is "
-            f"judged by max_ratio_without_int8_dot ({gate.max_ratio_without_int8_dot:g}) and "
-            "proves nothing for a board"
+            f"judged by max_ratio_without_int8_dot ({gate.max_ratio_without_int8_dot:g})"
+            + (" and proves nothing for a board" if here else "")
         )
 
 

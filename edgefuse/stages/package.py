@@ -6,6 +6,7 @@
     sbom.cdx.json                       software bill of materials: see bundle/sbom.py
     models/<name>_float32.tflite
     models/<name>_full_integer_quant.tflite
+    models/<name>_<target>.tflite       for an accelerator with a compiler: what it made of the int8
     recipe.json                         the recipe as resolved, defaults included
     preprocessing.json                  the contract from picture to input
     labels.txt                          class names, one a line, when the recipe has them
@@ -17,6 +18,9 @@ lack an operator (ELU), they come from the built-in kernels of one runtime versi
 says so, and so does a warning. It also says how far the runtime's own choice of kernels was off, so
 that a device without reference kernels can be judged. Measurements are no part of it: they lie in
 evidence.json beside it, bound to its digest.
+
+A bundle is the same for every target, but for one whose models are compiled: that one's holds the
+compiled model too, so it is another bundle, with evidence of its own.
 """
 
 from __future__ import annotations
@@ -24,6 +28,7 @@ from __future__ import annotations
 import io
 import platform
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
@@ -57,6 +62,7 @@ _SECTIONS = tuple(n for n in Recipe.model_fields if n not in ("schema_version", 
     sections=_SECTIONS,
     writes_recipe=True,
     samples=SAMPLE_ROLES,
+    target_fields=("compiled_for", "accelerator"),
     tools=_TOOLS,
 )
 def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Product:
@@ -81,6 +87,10 @@ def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Pro
         "float": f"models/{name}_float32.tflite",
         "int8": f"models/{name}_full_integer_quant.tflite",
     }
+    compiled = _compiled(inputs["quantize"].path, context)
+    if compiled is not None:
+        models["compiled"] = f"models/{name}_{context.target.name}.tflite"
+        members[models["compiled"]] = compiled[0]
     sources, data = _sources(recipe, context), _data(context)
     toolchain = {"python": platform.python_version(), **versions(_TOOLS)}
     hashed = {kind: (path, digest_bytes(members[path])) for kind, path in models.items()}
@@ -96,6 +106,7 @@ def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Pro
             for path, data in sorted(members.items())
         },
         "models": models,
+        "compiled": compiled[1] if compiled is not None else None,
         "signature": inputs["quantize"].signature.to_json(),
         "float_signature": inputs["convert"].signature.to_json(),
         "preprocessing": "preprocessing.json" if recipe.preprocess is not None else None,
@@ -112,6 +123,23 @@ def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Pro
     pack(members, path)
     evidence = {"summary": f"{len(members)} files, {path.stat().st_size / 1e6:.1f} MB"}
     return Product("bundle", path, evidence=evidence)
+
+
+def _compiled(model: Path, context: Context) -> tuple[bytes, dict[str, Any]] | None:
+    """What the target's compiler makes of the int8 file, and its facts; None where it has none."""
+    from edgefuse.devices.device import Compiling, open_device
+
+    target = context.target
+    if target.compiled_for is None:
+        return None
+    work = context.work / "device"
+    work.mkdir()
+    device = open_device(target, work, context.log)
+    assert isinstance(device, Compiling)
+    made = work / "compiled.tflite"
+    facts = asdict(device.compile(model, made))
+    facts.pop("layers", None)  # one row for each operator: the gates' evidence has them
+    return made.read_bytes(), {**facts, "target": target.name, "by": device.describe()}
 
 
 def _sources(recipe: Recipe, context: Context) -> dict[str, dict[str, str]]:
