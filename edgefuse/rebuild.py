@@ -17,6 +17,7 @@ differs is told when the bytes do.
 from __future__ import annotations
 
 import platform
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -38,6 +39,7 @@ from edgefuse.store import Store
 
 _STAGE = "package"
 _ZOO = "edgefuse.zoo."
+_NAMED = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")  # a target's name, never a path
 
 
 def rebuild(
@@ -80,7 +82,7 @@ def _job(path: Path, sources: Path | None, manifest: Mapping[str, Any]) -> Job:
     first: EdgefuseError | None = None
     for folder in [sources] if sources is not None else _folders():
         try:
-            job = make_job(path, base=folder)
+            job = make_job(path, target=_target(manifest), base=folder)
             _require_data(job, manifest)
         except (RecipeError, DataError) as error:
             first = first or error
@@ -90,6 +92,13 @@ def _job(path: Path, sources: Path | None, manifest: Mapping[str, Any]) -> Job:
     if not first.hint:
         first.hint = "give the folder of the recipe by --sources"
     raise first
+
+
+def _target(manifest: Mapping[str, Any]) -> str | None:
+    """That whose compiled model it holds; None: the recipe's, which then changes no byte."""
+    compiled = manifest.get("compiled")
+    target = compiled.get("target") if isinstance(compiled, dict) else None
+    return target if isinstance(target, str) and _NAMED.fullmatch(target) else None
 
 
 def _folders() -> Iterator[Path]:

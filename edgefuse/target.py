@@ -208,6 +208,11 @@ class Target(Section):
         return self.kernels if self.device == "host" else "default"
 
     @property
+    def compiled_for(self) -> str | None:
+        """Its name, where the int8 model is compiled for it and goes into the bundle so."""
+        return self.name if self.runtime in ("ethos_u", "edgetpu") else None
+
+    @property
     def device(self) -> str:
         """The file of ``edgefuse/devices/`` that runs models as this target does."""
         if self.runtime in ("tflite_micro", "ethos_u", "edgetpu"):

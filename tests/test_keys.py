@@ -160,9 +160,9 @@ def test_the_place_does_not_matter(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("role", "expected"),
     [
-        ("calibration", {"quantize"}),
+        ("calibration", {"quantize", "package"}),
         ("evaluation", {"export", "fuse", "convert", "quantize", "gate_accuracy", "package"}),
-        ("report", {"gate_accuracy"}),
+        ("report", {"gate_accuracy", "package"}),
     ],
 )
 def test_samples_enter_where_they_are_read(tmp_path: Path, role: str, expected: set[str]) -> None:

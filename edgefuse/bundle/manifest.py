@@ -8,7 +8,8 @@
     weights         given, or random: never to be installed
     release         whether the recipe is one that ships
     files           every other member: sha256, bytes
-    models          which of them are float and int8
+    models          which of them are float, int8 and compiled
+    compiled        for which target, by what, and the compiler's facts; null: nothing compiled
     signature, float_signature
                     inputs and outputs: name, shape, dtype, layout, quantisation
     preprocessing   the member with the contract from picture to input; null: arrays
