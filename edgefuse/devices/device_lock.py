@@ -163,7 +163,7 @@ def locked(
 
     Args:
         boot: the device's boot id.
-        wait_s: how long another push that is alive is waited for.
+        wait_s: how long another push is waited for once it is known to be alive.
         tell: told when a dead lock is broken, and that another is waited for.
 
     Raises:
@@ -172,6 +172,7 @@ def locked(
     owner = this_owner(boot)
     begun = watched = time.monotonic()
     seen: tuple[str, str] | None = None
+    alive = False
     while True:
         holder, beat = _take(transport, root, owner)
         if holder == owner.text:
@@ -180,6 +181,7 @@ def locked(
         if seen != (holder, beat):
             if seen is None:
                 tell(f"{Owner(holder).who} is pushing there: waiting")
+            alive = seen is not None
             seen, watched = (holder, beat), now
         rebooted = Owner(holder).boot != boot
         if rebooted or Owner(holder).is_dead_here() or now - watched > LEASE_S:
@@ -188,8 +190,8 @@ def locked(
             if done.code:
                 refuse(done, "cannot break a dead lock", f"{transport.where}:{root}")
             continue
-        # A holder that is silent is watched to the end of its lease, however short the wait.
-        if now - begun > wait_s and now - watched < BEAT_S * 2:
+        # Until its beat has been seen to change it may be dead: then its lease decides.
+        if alive and now - begun > wait_s:
             raise DeviceUnavailable(
                 f"another push holds the lock: {Owner(holder).who}",
                 hint="try again when it is done",

@@ -47,7 +47,7 @@ _MACHINES = {
     "armv7": ("armv7l", "armv7", "armv8l", "aarch64", "arm64"),
 }
 # Where `sync` takes no names it refuses them or writes everything; both keep the promise.
-_KEEP = 'keep() { find "$@" -exec sync {} + 2>/dev/null || sync; }\n'
+KEEP = 'keep() { find "$@" -exec sync {} + 2>/dev/null || sync; }\n'
 _HASH = "if command -v sha256sum >/dev/null; then H=sha256sum; else H='shasum -a 256'; fi\n"
 
 _PROBE = """
@@ -93,7 +93,7 @@ find . -type f -exec $H {} + || exit 1
 )
 _RELEASE = (
     GUARD
-    + _KEEP
+    + KEEP
     + """
 keep "releases/.tmp-$3/files"
 rm -f "sums/$3"; printf '%s\\n' "$4" >sums/.new && mv -f sums/.new "sums/$3" || exit 1
@@ -108,7 +108,7 @@ exit 0
 # would move into that folder, and not every `mv` has -T.
 _SWITCH = (
     GUARD
-    + _KEEP
+    + KEEP
     + """
 sha=$3; shift 3
 [ -d "releases/$sha" ] || { echo "the version is gone" >&2; exit 1; }

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from edgefuse.artifact import digest_file, digest_json
 from edgefuse.devices.device_lock import GUARD
-from edgefuse.devices.installation import Installation
+from edgefuse.devices.installation import KEEP, Installation
 from edgefuse.devices.runner_client import SOURCES
 from edgefuse.devices.setup.board import LOADER, board_files
 from edgefuse.devices.transport import put, refusal, refuse, script
@@ -33,11 +33,12 @@ _MODULES = {"litert": "ai_edge_litert", "tflite_runtime": "tflite_runtime"}
 _FOLDER = GUARD + 'mkdir -p "runtime/.tmp-$3"'
 _PLACE = (
     GUARD
+    + KEEP
     + """
 rm -rf "runtime/$3"
 chmod -R u+rwX,go+rX "runtime/.tmp-$3" && chmod +x "runtime/.tmp-$3"/* || exit 1
 mv "runtime/.tmp-$3" "runtime/$3" || exit 1
-sync
+keep "runtime/$3"
 """
 )
 
