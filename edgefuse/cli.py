@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from edgefuse.ending import guarded, print_result, say
-from edgefuse.errors import EXIT_CODES
+from edgefuse.errors import EXIT_CODES, EdgefuseError
 
 if TYPE_CHECKING:
     from edgefuse.command_push import DeviceReport
@@ -362,7 +362,7 @@ def status(targets: TargetsOption, as_json: JsonOption = False) -> None:
     found = command_push.status(targets)
     lines = [line for one in found for line in one.lines]
     print_result(command_push.as_json(found) if as_json else "\n".join(lines))
-    command_push.require_healthy(found)
+    _end_by(lambda: command_push.require_healthy(found), as_json)
 
 
 @app.command()
@@ -390,7 +390,18 @@ def _print_devices(reports: list[DeviceReport], as_json: bool) -> None:
 
     lines = [line for one in reports for line in (one.line, *(f"  {s}" for s in one.steps))]
     print_result(command_push.as_json(reports) if as_json else "\n".join(lines))
-    command_push.require_all(reports)
+    _end_by(lambda: command_push.require_all(reports), as_json)
+
+
+def _end_by(check: Callable[[], None], as_json: bool) -> None:
+    """Make a check that may fail; the JSON that was printed stays the only one."""
+    try:
+        check()
+    except EdgefuseError as error:
+        if not as_json:
+            raise
+        say(f"edgefuse: {error}")
+        raise typer.Exit(error.exit_code) from None
 
 
 @app.command()

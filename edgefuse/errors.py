@@ -14,7 +14,9 @@
     |-- ToolError                 3   a foreign tool or library failed or is missing
     |-- StoreError                3   the store cannot be read or written (full disk, permissions)
     |-- DeviceUnavailable         4   a target cannot be reached
+    |   `-- ConnectionCut         4   the way to it broke while something was done there
     |-- Inconclusive              4   a gate could not be decided
+    |-- FleetFailed             any   devices of a fleet failed; the worst of their exit codes
     `-- ReleaseStopped          any   a recipe of `release` did not pass; that run's exit code
 
 A run ended by Ctrl-C exits with 130. Errors are raised where the cause is known; exceptions of

@@ -8,10 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from devices.transports.boards import Sshd
+from devices.transports.boards import Sshd, make_target
 from devices.transports.conftest import sshd
 from edgefuse.devices.device import DEVICES, Place
 from edgefuse.devices.kinds.remote import Remote
+from edgefuse.devices.program import program_of
 from edgefuse.errors import DeviceUnavailable
 from edgefuse.tflite.runtime import open_model
 
@@ -49,11 +50,11 @@ def test_outputs_times_and_memory(remote: Remote, files: tuple[Path, Path], tmp_
     assert not (tmp_path / "board/.lock").is_symlink()
 
 
-def test_a_board_that_is_not_prepared(sshd: Sshd, tmp_path: Path) -> None:
-    target = sshd.target(tmp_path / "board").model_copy(
-        update={"python": None, "architecture": "aarch64"}
-    )
-    assert DEVICES.all()["remote"].needs is not None
-    assert not all(DEVICES.all()["remote"].needs(target, tmp_path).values())
-    with pytest.raises(DeviceUnavailable):
-        list(Remote(target, Place(tmp_path, tmp_path / "log", tmp_path)).outputs(Path("m"), [{}]))
+def test_a_board_that_is_not_prepared(tmp_path: Path) -> None:
+    fields = {"ssh": {"host": "h"}, "python": None, "architecture": "aarch64"}
+    target = make_target(tmp_path, "ssh", **fields)
+    needs = DEVICES.all()["remote"].needs
+    assert needs is not None and not any(needs(target, tmp_path).values())
+    with pytest.raises(DeviceUnavailable) as raised:
+        program_of(target, tmp_path)
+    assert "edgefuse setup board-ssh" in str(raised.value)

@@ -20,8 +20,8 @@ class Script:
 
     Attributes:
         at: number of the operation that the connection is cut in, from 0; None: never.
-        when: before it is done; after it was done, so that only the answer is lost; or, for a
-            write, when half of the bytes have arrived.
+        when: before it is done; after it was done, so that only the answer is lost; half: as after,
+            but of a write only half of the bytes have arrived.
         comes_back: whether the operations after that go through again.
         delay_s: of each operation.
     """
@@ -44,7 +44,7 @@ class Faulty:
     def run(self, argv: Sequence[str], *, timeout_s: float = COMMAND_S) -> Completed:
         cut = self._begin()
         if cut:
-            if self.script.when == "after":
+            if self.script.when != "before":
                 self._inner.run(argv, timeout_s=timeout_s)
             raise ConnectionCut("the connection was cut", where=self.where)
         return self._inner.run(argv, timeout_s=timeout_s)
