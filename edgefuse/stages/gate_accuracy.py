@@ -1,7 +1,8 @@
 """Accuracy gate: the int8 model on the target against the float one.
 
 The int8 model runs on the target's device; the float one, which a device need not know, on this
-machine, with the target's runtime where that is here.
+machine, with the target's runtime where that is here. How many of the device's outputs
+are bit-identical with this machine's is told beside.
 
 Agreement of the first class, the least SQNR of any output and, for labelled samples, the top-1
 drop; classes are those of the first output. Each threshold is judged by the one-sided 95% bound,
@@ -17,7 +18,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from edgefuse.artifact import Artifact, Product
@@ -69,7 +70,8 @@ def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Pro
     work = context.work / "device"
     work.mkdir()
     device = open_device(context.target, work, context.log)
-    reference, candidate = _outputs(inputs, recipe, context, "evaluation", device)
+    like_here = None if context.target.device == "host" else SameAsHere()
+    reference, candidate = _outputs(inputs, recipe, context, "evaluation", device, like_here)
     groups = list(samples.groups)
     if len(set(groups)) < _FEW_GROUPS:
         raise DataError(
@@ -121,6 +123,8 @@ def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Pro
         figures["report"] = _report(inputs, recipe, context, device)
     if against := _against_qdq(inputs, recipe, context, candidate):
         figures["against_qdq"] = against
+    if like_here is not None:
+        figures["same_as_here"] = asdict(like_here)
     document = evidence(
         checks,
         target=context.target.name,
@@ -135,8 +139,39 @@ def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Pro
     return Product("verdict", path, evidence=document)
 
 
+@dataclass
+class SameAsHere:
+    """The device's int8 outputs beside those of this machine's LiteRT, value for value.
+
+    Attributes:
+        batches: how many were run.
+        bit_identical: those of which every output is equal.
+        max_lsb: the largest difference of an integer output.
+    """
+
+    batches: int = 0
+    bit_identical: int = 0
+    max_lsb: int = 0
+
+    def add(self, here: Mapping[str, Any], there: Mapping[str, Any]) -> None:
+        """One batch's raw outputs by name."""
+        import numpy as np
+
+        self.batches += 1
+        self.bit_identical += all(np.array_equal(here[name], there[name]) for name in here)
+        for name, value in here.items():
+            if value.dtype.kind in "iu":
+                apart = np.abs(value.astype(np.int64) - there[name].astype(np.int64)).max()
+                self.max_lsb = max(self.max_lsb, int(apart))
+
+
 def _outputs(
-    inputs: Mapping[str, Artifact], recipe: Recipe, context: Context, role: str, device: Device
+    inputs: Mapping[str, Artifact],
+    recipe: Recipe,
+    context: Context,
+    role: str,
+    device: Device,
+    like_here: SameAsHere | None = None,
 ) -> tuple[list[Any], list[Any]]:
     """Per output, float and int8 results: each [samples, values]."""
     import numpy as np
@@ -150,9 +185,11 @@ def _outputs(
     runtime, kernels = target.judging_runtime, target.judging_kernels
     exact = open_model(inputs["convert"].path, runtime=runtime, kernels=kernels, threads=2)
     signature = signature_of(read_model(inputs["quantize"].path))
+    twin = open_model(inputs["quantize"].path, threads=2) if like_here is not None else None
     names = [spec.name for spec in exact.signature.outputs]
     rows: list[list[list[Any]]] = [[[] for _ in names] for _ in range(2)]
     held: list[int] = []
+    here: list[dict[str, Any]] = []
 
     def keep(outputs: Mapping[str, Any], count: int, columns: list[list[Any]]) -> None:
         for name, column in zip(names, columns):
@@ -165,12 +202,17 @@ def _outputs(
             keep(exact.run_float(given), len(kept), rows[0])
             held.append(len(kept))
             (given,) = streamed(signature, layouts, [feed])
-            yield {spec.name: to_input(given[spec.name], spec) for spec in signature.inputs}
+            fed = {spec.name: to_input(given[spec.name], spec) for spec in signature.inputs}
+            if twin is not None:
+                here.append(twin.run(fed))
+            yield fed
 
     done = 0
     for place, raw in enumerate(device.outputs(inputs["quantize"].path, feeding())):
         outputs = {spec.name: dequantize(raw[spec.name], spec) for spec in signature.outputs}
         keep(outputs, held[place], rows[1])
+        if like_here is not None:
+            like_here.add(here[place], raw)
         done += held[place]
         context.progress(done, samples.count, f"{role} samples")
     if done != samples.count:
