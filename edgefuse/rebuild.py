@@ -39,7 +39,7 @@ from edgefuse.store import Store
 
 _STAGE = "package"
 _ZOO = "edgefuse.zoo."
-_NAMED = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")  # a target's name, never a path
+_NAMED = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")  # a target's name, never a path
 
 
 def rebuild(
@@ -98,7 +98,8 @@ def _target(manifest: Mapping[str, Any]) -> str | None:
     """That whose compiled model it holds; None: the recipe's, which then changes no byte."""
     compiled = manifest.get("compiled")
     target = compiled.get("target") if isinstance(compiled, dict) else None
-    return target if isinstance(target, str) and _NAMED.fullmatch(target) else None
+    named = isinstance(target, str) and _NAMED.fullmatch(target)
+    return target if named and not target.endswith((".yaml", ".yml")) else None
 
 
 def _folders() -> Iterator[Path]:

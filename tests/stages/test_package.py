@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,8 +14,10 @@ import pytest
 from tflite.tiny import Builder
 
 from edgefuse.data import Entry, Sample, SampleSet
+from edgefuse.devices import device as devices
 from edgefuse.errors import StageError
-from edgefuse.stages.package import _golden, _steps
+from edgefuse.stages.package import _compiled, _golden, _steps
+from edgefuse.target import Target
 
 FEED = np.float32([[-1, 0, 1, 2]])
 
@@ -75,3 +78,36 @@ def test_how_far_the_usual_kernels_are_off_is_told() -> None:
     exact = {"a": np.int8([-128, 5]), "b": np.float32([1.0]), "c": np.uint8([0])}
     found = {"a": np.int8([127, 5]), "b": np.float32([2.0]), "c": np.uint8([3])}
     assert _steps(exact, found) == [255, 3]
+
+
+@dataclass(frozen=True)
+class Facts:
+    cycles: int
+    layers: tuple[int, ...]
+
+
+class Compiler:
+    def compile(self, model: Path, destination: Path) -> Facts:
+        destination.write_bytes(b"compiled " + model.read_bytes())
+        return Facts(7, (1, 2))
+
+    def describe(self) -> str:
+        return "a compiler"
+
+
+def test_a_model_is_compiled_where_the_target_compiles(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(devices, "open_device", lambda *_: Compiler())
+    (tmp_path / "m").write_bytes(b"model")
+    accelerator = {
+        "config": "ethos-u55-128", "system_config": "a", "memory_mode": "b"
+    }  # fmt: skip
+    fields = {"name": "npu", "summary": "n", "transport": "local", "runtime": "ethos_u"}
+    npu = Target.model_validate({**fields, "accelerator": accelerator})
+    context: Any = SimpleNamespace(target=npu, work=tmp_path, log=tmp_path / "log")
+    data, facts = _compiled(tmp_path / "m", context) or (b"", {})
+    assert data == b"compiled model"
+    assert facts == {"cycles": 7, "target": "npu", "by": "a compiler"}
+    context.target = Target(name="host", summary="h", transport="local", runtime="litert")
+    assert _compiled(tmp_path / "m", context) is None and context.target.compiled_for is None
