@@ -98,8 +98,9 @@ def _target(manifest: Mapping[str, Any]) -> str | None:
     """That whose compiled model it holds; None: the recipe's, which then changes no byte."""
     compiled = manifest.get("compiled")
     target = compiled.get("target") if isinstance(compiled, dict) else None
-    named = isinstance(target, str) and _NAMED.fullmatch(target)
-    return target if named and not target.endswith((".yaml", ".yml")) else None
+    if not isinstance(target, str) or not _NAMED.fullmatch(target):
+        return None
+    return None if target.endswith((".yaml", ".yml")) else target
 
 
 def _folders() -> Iterator[Path]:
