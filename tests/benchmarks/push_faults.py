@@ -132,8 +132,8 @@ def table(found: dict[str, list[Outcome]], seed: int) -> str:
             "Written by `make bench-push`. After every fault the device's current version was "
             "compared with its bundle byte for byte and ran its golden vectors; *not whole* counts "
             "where it was not, or where something else than an error of edgefuse was raised. A cut "
-            "once leaves the network up: an upload goes on where it was, another step fails. In *two at once* the row "
-            f"tells of the second. Seed {seed}.",
+            "once leaves the network up: an upload goes on where it was, another step fails. "
+            f"In *two at once* the row tells of the second. Seed {seed}.",
             "",
             *rows,
             "",
