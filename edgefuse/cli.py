@@ -549,6 +549,25 @@ def setup(
         print_result(line)
 
 
+@app.command("calibrate-target")
+def calibrate_target(
+    target: Annotated[str, typer.Argument(help="An emulated target.")],
+    board: Annotated[str, typer.Option(help="The target of the real board.")],
+    bundles: Annotated[
+        list[Path], typer.Option("--bundle", help="With an int8 model; may be repeated.")
+    ],
+) -> None:
+    """Measure on a real board what an emulated target's instructions come to in milliseconds."""
+    from edgefuse.command_calibrate import calibrate
+
+    found, path = calibrate(target, board, bundles, say)
+    print_result(
+        f"{target}: {found.ms_per_million_instructions:.4g} ms per million instructions on "
+        f"{found.board}, single models within {found.spread_percent:g}% ({len(found.models)})"
+        f" -> {path}"
+    )
+
+
 def _command_line() -> str:
     words = [w for w in sys.argv[1:] if w not in ("--json", "-q", "--quiet", "-v", "--verbose")]
     return shlex.join(["edgefuse", *words])

@@ -96,6 +96,27 @@ class Accelerator(Section):
     )
 
 
+class CalibratedModel(Section):
+    """One int8 model, counted under emulation and timed on a board."""
+
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$", description="Of the .tflite file.")
+    instructions: int = Field(gt=0, description="Of one invoke, under emulation.")
+    p50_ms: float = Field(gt=0, description="Median of one invoke, on the board.")
+
+
+class Calibration(Section):
+    """What an emulated CPU's instructions come to in time, measured on a real board.
+
+    `edgefuse calibrate-target` writes it to NAME.calibration.json beside the target's file.
+    """
+
+    board: str = Field(min_length=1, description="The target it was timed on.")
+    runtime: str = Field(min_length=1, description="Runtime and CPU there.")
+    ms_per_million_instructions: float = Field(gt=0, description="Median over the models.")
+    spread_percent: float = Field(ge=0, description="Farthest that a model is from it.")
+    models: tuple[CalibratedModel, ...] = Field(min_length=1, description="What it rests on.")
+
+
 class Limits(Section):
     """What the board has; the memory gate judges a model by them beside the recipe's own."""
 
@@ -155,8 +176,13 @@ class Target(Section):
     ssh: Ssh | None = Field(None, description="For transport ssh.")
     adb: Adb | None = Field(None, description="For transport adb; null: the only device.")
     accelerator: Accelerator | None = Field(None, description="For runtime ethos_u.")
-    limits: Limits = Limits()
-    support: Support = Support()
+    calibration: Calibration | None = Field(
+        None,
+        description="For an emulated CPU; without it no figure of it is a time. Leave it to "
+        "`edgefuse calibrate-target`.",
+    )
+    limits: Limits = Field(Limits(), description="What the memory gate judges beside the recipe.")
+    support: Support = Field(Support(), description="What the check stage refuses by name.")
     balance: MachineBalance | Literal["measured"] | None = Field(
         None,
         description="What the machine can do; measured: on this machine, once. Without it nothing "
@@ -191,6 +217,8 @@ class Target(Section):
             remote or self.runtime not in ("litert", "tflite_runtime")
         ):
             raise ValueError("emulator is for transport local, litert and tflite_runtime")
+        if self.calibration is not None and self.emulator is None:
+            raise ValueError("calibration is for targets with an emulator")
         if (self.accelerator is None) == (self.runtime == "ethos_u"):
             raise ValueError("accelerator is for runtime ethos_u, and needed there")
         if self.runtime in ("tflite_micro", "ethos_u", "edgetpu") and remote:
@@ -220,6 +248,11 @@ class Target(Section):
         if self.emulator is not None:
             return "qemu"
         return "host" if self.transport == "local" else "remote"
+
+
+def calibration_file(target_file: Path) -> Path:
+    """Where a target's calibration lies."""
+    return target_file.with_name(f"{target_file.stem}.calibration.json")
 
 
 def target_folders(search: Iterable[Path] = ()) -> tuple[Path, ...]:
@@ -254,15 +287,7 @@ def load_target(name_or_path: str, search: Iterable[Path] = ()) -> Target:
     Raises:
         RecipeError: no such target (with the nearest name), or a wrong file (file:line, key path).
     """
-    folders = tuple(search)
-    if name_or_path.endswith((".yaml", ".yml")) or "/" in name_or_path:
-        path = Path(name_or_path)
-    else:
-        places = (folder / f"{name_or_path}.yaml" for folder in target_folders(folders))
-        found = next((place for place in places if place.is_file()), None)
-        if found is None:
-            raise _unknown(name_or_path, list_targets(folders))
-        path = found
+    path = target_file(name_or_path, search)
     target = load(path, Target)
     if target.name != path.stem:
         raise RecipeError(
@@ -270,7 +295,37 @@ def load_target(name_or_path: str, search: Iterable[Path] = ()) -> Target:
             hint=f"name: {path.stem}",
             where=str(path),
         )
-    return target
+    measured = calibration_file(path)
+    return _calibrated(target, measured) if measured.is_file() else target
+
+
+def target_file(name_or_path: str, search: Iterable[Path] = ()) -> Path:
+    """The file of a target; see :func:`load_target`.
+
+    Raises:
+        RecipeError: no such target, with the nearest name.
+    """
+    folders = tuple(search)
+    if name_or_path.endswith((".yaml", ".yml")) or "/" in name_or_path:
+        return Path(name_or_path)
+    places = (folder / f"{name_or_path}.yaml" for folder in target_folders(folders))
+    found = next((place for place in places if place.is_file()), None)
+    if found is None:
+        raise _unknown(name_or_path, list_targets(folders))
+    return found
+
+
+def _calibrated(target: Target, path: Path) -> Target:
+    try:
+        found = Calibration.model_validate_json(path.read_bytes())
+        return Target.model_validate({**dict(target), "calibration": found})
+    except (OSError, ValueError) as error:
+        said = str(error).splitlines()
+        raise RecipeError(
+            f"not a calibration of this target: {said[0] if said else error}",
+            hint="write it anew: edgefuse calibrate-target",
+            where=str(path),
+        ) from None
 
 
 def _unknown(name: str, known: Iterable[str]) -> RecipeError:

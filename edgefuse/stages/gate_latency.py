@@ -7,7 +7,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from edgefuse.artifact import Artifact, Product
 from edgefuse.recipe import LatencyGate, Recipe
@@ -16,6 +16,7 @@ from edgefuse.verdict import Check, evidence
 
 if TYPE_CHECKING:
     from edgefuse.devices.cost import Series
+    from edgefuse.target import Calibration
 
 
 @stage(
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     sections=("gates.latency",),
     target_fields=(
         *("name", "runtime", "runtime_version", "kernels", "threads", "transport", "architecture"),
-        *("emulator", "ssh", "adb", "accelerator", "support"),
+        *("emulator", "ssh", "adb", "accelerator", "support", "calibration"),
     ),
     tools=("ai-edge-litert", "tflite-runtime"),
     applies=lambda recipe: recipe.gates.latency is not None,
@@ -72,8 +73,13 @@ def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Pro
         "compare targets with --target, and look at figures.conditions",
     )
     if series.exact:
-        cost = f"{float(series.values('int8')[0, 0]):,.0f} {series.unit} an invoke"
-        document["summary"] = ", ".join((cost, document["summary"]))
+        count = float(series.values("int8")[0, 0])
+        said = [f"{count:,.0f} {series.unit} an invoke"]
+        if target.calibration is not None:
+            estimate = _estimate(count, target.calibration)
+            document["figures"]["estimate"] = estimate
+            said.append(f"about {estimate['p50_ms']:.3g} ms on {estimate['board']} (estimated)")
+        document["summary"] = ", ".join((*said, document["summary"]))
     path = context.work / context.file_name
     path.write_text(json.dumps(document, sort_keys=True))
     return Product("verdict", path, evidence=document)
@@ -109,6 +115,17 @@ def _tell_which_limit(gate: LatencyGate, dot_product: bool | None, context: Cont
             f"judged by max_ratio_without_int8_dot ({gate.max_ratio_without_int8_dot:g})"
             + (" and proves nothing for a board" if here else "")
         )
+
+
+def _estimate(instructions: float, calibration: Calibration) -> dict[str, Any]:
+    """Time on the board that the target was calibrated with; never judged."""
+    return {
+        "provenance": "estimated",
+        "p50_ms": round(instructions / 1e6 * calibration.ms_per_million_instructions, 4),
+        "spread_percent": calibration.spread_percent,
+        "board": calibration.board,
+        "runtime": calibration.runtime,
+    }
 
 
 def _released(bundle: Path, work: Path) -> Path:
