@@ -184,7 +184,7 @@ def _make_plan(job: Job, selection: Selection) -> list[Step]:
     known: dict[str, str] = {}
     steps: list[Step] = []
     for stage in stages:
-        afar = bool(stage.target_fields) and job.target.device == "remote"
+        afar = stage.gate and job.target.device == "remote"
         anew = stage.name in forced or afar or not stage.cacheable(job.recipe)
         present = [n for n in stage.inputs if any(n == s.name for s in stages)]
         waiting = [n for n in present if n not in known]

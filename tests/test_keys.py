@@ -177,8 +177,14 @@ def test_samples_enter_where_they_are_read(tmp_path: Path, role: str, expected: 
     [
         ("name", "other", {"gate_accuracy", "gate_memory", "gate_latency"}),
         ("runtime", "tflite_runtime", {"quantize", "gate_accuracy", "gate_memory", "gate_latency"}),
-        ("kernels", "reference", {"quantize", "gate_accuracy", "gate_latency"}),
-        ("threads", 2, {"quantize", "gate_latency"}),
+        (
+            "kernels",
+            "reference",
+            {"quantize", "gate_accuracy", "gate_memory", "gate_latency"},
+        ),
+        ("threads", 2, {"quantize", "gate_accuracy", "gate_memory", "gate_latency"}),
+        ("limits", Limits(arena_bytes=1), {"gate_memory"}),
+        ("support", Support(int8_dot_product=True), {"check", "gate_latency"}),
         ("notes", "words", set()),
         ("summary", "words", set()),
         ("install_path", "/x", set()),

@@ -40,7 +40,7 @@ _PROMISES = {
     file_name="{name}_contract.json",
     inputs=("fuse", "convert", "equalize", "quantize", "trace"),
     sections=("model.inputs", "check", "contract", "quantize"),
-    target_fields=("name", "support"),
+    target_fields=("support",),
     tools=("ai-edge-litert", "onnx", "onnx-ir", "numpy"),
 )
 def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Product:
