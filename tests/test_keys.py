@@ -22,6 +22,7 @@ from edgefuse.plan import Job, parts_of
 from edgefuse.recipe import LocalFile, Recipe
 from edgefuse.stage import STAGES
 from edgefuse.store import Store
+from edgefuse.target import Limits, Support
 
 NAMES = ["export", "fuse", "convert", "quantize", "check", "gate_accuracy", "gate_memory",
          "gate_latency", "package"]  # fmt: skip
