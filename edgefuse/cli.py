@@ -5,63 +5,36 @@ from __future__ import annotations
 import gc
 import json
 import os
-import shlex
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
+from edgefuse import cli_bundles, cli_targets
+from edgefuse.cli_app import (
+    FromOption,
+    JsonOption,
+    MeasureOption,
+    OutOption,
+    PassphraseOption,
+    QuietOption,
+    RecipeArgument,
+    SetOption,
+    SignOption,
+    TargetOption,
+    UntilOption,
+    VerboseOption,
+    app,
+    command_line,
+)
 from edgefuse.ending import guarded, print_result, say
-from edgefuse.errors import EXIT_CODES, EdgefuseError
 
 if TYPE_CHECKING:
-    from edgefuse.command_push import DeviceReport
+    pass
 
-_EXITS = "  ".join(f"{code}: {meaning}." for code, meaning in EXIT_CODES.items())
 
-app = typer.Typer(
-    name="edgefuse",
-    help="From a trained PyTorch model to a gated int8 TFLite bundle: fused, proven, explained.",
-    epilog=f"Exit codes: {_EXITS}",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-
-RecipeArgument = Annotated[Path, typer.Argument(help="The recipe, a YAML file.")]
-SetOption = Annotated[
-    list[str], typer.Option("--set", help="KEY.PATH=VALUE in the recipe; may be repeated.")
-]
-TargetOption = Annotated[str | None, typer.Option(help="Another target than the recipe's.")]
-UntilOption = Annotated[str | None, typer.Option(help="Stop after this stage.")]
-FromOption = Annotated[
-    str | None, typer.Option("--from", help="Run this stage and all after anew.")
-]
-OutOption = Annotated[Path | None, typer.Option(help="Output folder; build/<recipe>/ if absent.")]
-TargetsOption = Annotated[
-    list[str], typer.Option("--target", help="Name of a target; may be repeated: a fleet.")
-]
-WaitOption = Annotated[
-    float, typer.Option(min=0, help="Seconds that another push to the same device is waited for.")
-]
-MeasureOption = Annotated[bool, typer.Option("--measure", help="Measure latency anew.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="The result as JSON on stdout.")]
-QuietOption = Annotated[bool, typer.Option("-q", "--quiet", help="Errors and warnings only.")]
-SignOption = Annotated[
-    Path | None, typer.Option("--sign", help="Private key that signs what passed (keygen).")
-]
-KeyOption = Annotated[
-    Path | None, typer.Option(help="The only trusted public key; else those configured.")
-]
-PassphraseOption = Annotated[
-    Path | None,
-    typer.Option(help="File with the private key's passphrase; else EDGEFUSE_KEY_PASSPHRASE."),
-]
-VerboseOption = Annotated[bool, typer.Option("-v", "--verbose", help="Say more.")]
+__all__ = ["app", "cli_bundles", "cli_targets", "main"]  # Importing them registers commands.
 
 
 @app.command()
@@ -91,7 +64,7 @@ def run(
         out=out,
         quiet=quiet or as_json,
         verbose=verbose,
-        command=_command_line(),
+        command=command_line(),
         sign=sign,
         passphrase_file=passphrase_file,
     )
@@ -138,7 +111,7 @@ def compare(
         out=out,
         quiet=quiet or as_json,
         verbose=verbose,
-        command=_command_line(),
+        command=command_line(),
     )
     if as_json:
         print_result(json.dumps(document, indent=1))
@@ -218,7 +191,7 @@ def blame(
         out=out,
         quiet=quiet or as_json,
         verbose=verbose,
-        command=_command_line(),
+        command=command_line(),
     )
     if as_json:
         print_result(json.dumps(document, indent=1))
@@ -228,211 +201,6 @@ def blame(
         encoding = sys.stdout.encoding or "ascii"
         paths = [str(folder / "blame.html")]
         print_result(blame_table(document, encoding=encoding, paths=paths))
-
-
-@app.command()
-def release(
-    recipes: Annotated[
-        list[Path], typer.Argument(help="Recipes; those with release: true are built.")
-    ],
-    out: Annotated[Path, typer.Option(help="Where the bundles go.")] = Path("dist"),
-    sign: SignOption = None,
-    passphrase_file: PassphraseOption = None,
-    quiet: QuietOption = False,
-) -> None:
-    """Build every recipe with release: true, measured anew; stop at the first that fails."""
-    from edgefuse.command_release import release_all
-
-    for line in release_all(
-        recipes,
-        out,
-        quiet=quiet,
-        command=_command_line(),
-        sign=sign,
-        passphrase_file=passphrase_file,
-    ):
-        print_result(line)
-
-
-@app.command()
-def verify(
-    bundle: Annotated[Path, typer.Argument(help="A .bundle.tar with its evidence.json beside it.")],
-    key: KeyOption = None,
-    target: Annotated[
-        str | None, typer.Option(help="That must have passed its gates; else any.")
-    ] = None,
-    rebuild: Annotated[
-        bool, typer.Option("--rebuild", help="Build it again from its recipe; compare the bytes.")
-    ] = False,
-    sources: Annotated[
-        Path | None,
-        typer.Option(help="For --rebuild: the recipe's folder, if not here or in configs/."),
-    ] = None,
-    as_json: JsonOption = False,
-    quiet: QuietOption = False,
-    verbose: VerboseOption = False,
-) -> None:
-    """Check a bundle: hashes, manifest, evidence, signature, golden vectors."""
-    from edgefuse.command_verify import verification_lines, verify_bundle
-
-    document, error = verify_bundle(
-        bundle,
-        key=key,
-        target=target,
-        rebuild=rebuild,
-        sources=sources,
-        quiet=quiet or as_json,
-        verbose=verbose,
-        command=_command_line(),
-    )
-    if as_json:
-        print_result(json.dumps(document, indent=1))
-    elif not quiet:
-        print_result("\n".join(verification_lines(document)))
-    if error is not None:
-        say(f"edgefuse: {error}")
-        raise typer.Exit(error.exit_code)
-
-
-@app.command()
-def keygen(
-    path: Annotated[Path, typer.Argument(help="The private key to write; the public: PATH.pub.")],
-    passphrase_file: PassphraseOption = None,
-) -> None:
-    """Make a pair of keys to sign bundles with."""
-    from edgefuse.command_sign import make_keys
-
-    for line in make_keys(path, passphrase_file):
-        print_result(line)
-
-
-@app.command()
-def sign(
-    bundle: Annotated[Path, typer.Argument(help="A .bundle.tar with its evidence.json beside it.")],
-    key: Annotated[Path, typer.Option(help="The private key.")],
-    passphrase_file: PassphraseOption = None,
-) -> None:
-    """Sign a bundle and its evidence as they lie there: write signature.json beside them."""
-    from edgefuse.command_sign import sign_bundle
-
-    print_result(sign_bundle(bundle, key, passphrase_file))
-
-
-@app.command()
-def push(
-    bundle: Annotated[Path, typer.Argument(help="A .bundle.tar with its evidence.json beside it.")],
-    targets: TargetsOption,
-    canary: Annotated[
-        str | None, typer.Option(help="Which of several targets goes first; the first given.")
-    ] = None,
-    key: KeyOption = None,
-    wait: WaitOption = 60,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would be done; change nothing.")
-    ] = False,
-    as_json: JsonOption = False,
-    quiet: QuietOption = False,
-) -> None:
-    """Install a bundle that passed its gates on targets, whole or not at all."""
-    from edgefuse.command_push import push_bundle
-
-    tell = _steps(quiet or as_json)
-    options: dict[str, Any] = {"canary": canary, "wait_s": wait, "dry_run": dry_run, "tell": tell}
-    _print_devices(push_bundle(bundle, targets, key=key, **options), as_json)
-
-
-@app.command()
-def rollback(
-    targets: TargetsOption,
-    wait: WaitOption = 60,
-    as_json: JsonOption = False,
-    quiet: QuietOption = False,
-) -> None:
-    """Make the version before the current one current again, once it is proven on the device."""
-    from edgefuse.command_push import roll_back
-
-    _print_devices(roll_back(targets, wait_s=wait, tell=_steps(quiet or as_json)), as_json)
-
-
-@app.command()
-def status(targets: TargetsOption, as_json: JsonOption = False) -> None:
-    """Tell which versions lie on targets, and whether they are whole. Changes nothing."""
-    from edgefuse import command_push
-
-    found = command_push.status(targets)
-    lines = [line for one in found for line in one.lines]
-    print_result(command_push.as_json(found) if as_json else "\n".join(lines))
-    _end_by(lambda: command_push.require_healthy(found), as_json)
-
-
-@app.command()
-def prune(
-    targets: TargetsOption,
-    keep: Annotated[
-        int | None, typer.Option(help="Versions that stay; the target's keep_versions if absent.")
-    ] = None,
-    wait: WaitOption = 60,
-    as_json: JsonOption = False,
-) -> None:
-    """Remove old versions from targets, never the current one nor the one before it."""
-    from edgefuse import command_push
-
-    _print_devices(command_push.prune(targets, keep=keep, wait_s=wait), as_json)
-
-
-def _steps(quiet: bool) -> Callable[[str], None]:
-    return (lambda _: None) if quiet else say
-
-
-def _print_devices(reports: list[DeviceReport], as_json: bool) -> None:
-    """A line for each device and its steps, then the worst of what failed."""
-    from edgefuse import command_push
-
-    lines = [line for one in reports for line in (one.line, *(f"  {s}" for s in one.steps))]
-    print_result(command_push.as_json(reports) if as_json else "\n".join(lines))
-    _end_by(lambda: command_push.require_all(reports), as_json)
-
-
-def _end_by(check: Callable[[], None], as_json: bool) -> None:
-    """Make a check that may fail; the JSON that was printed stays the only one."""
-    try:
-        check()
-    except EdgefuseError as error:
-        if not as_json:
-            raise
-        say(f"edgefuse: {error}")
-        raise typer.Exit(error.exit_code) from None
-
-
-@app.command()
-def conformance(
-    source: Annotated[
-        Path, typer.Argument(help="A .tflite file, a .bundle.tar, or a run's output folder.")
-    ],
-    names: Annotated[
-        list[str],
-        typer.Option("--path", help="Only this kernel path or target; may be repeated."),
-    ] = [],  # noqa: B006
-    within: Annotated[
-        int, typer.Option(min=0, help="Steps of the output (LSB) that do not count as different.")
-    ] = 16,
-    as_json: JsonOption = False,
-    quiet: QuietOption = False,
-) -> None:
-    """Run golden vectors on every kernel path here: bit-exact, within n LSB, or different."""
-    from edgefuse.command_conformance import conformance_lines, examine_conformance
-
-    document, code = examine_conformance(
-        source,
-        names=names,
-        max_lsb=within,
-        progress=lambda name: None if quiet or as_json else say(f"  {name}"),
-    )
-    print_result(
-        json.dumps(document, indent=1) if as_json else "\n".join(conformance_lines(document))
-    )
-    if code:
-        raise typer.Exit(code)
 
 
 @app.command()
@@ -526,51 +294,6 @@ def passes() -> None:
     for one in ordered_passes():
         after = f" (after {', '.join(one.after)})" if one.after else ""
         print_result(f"{one.phase:<10} {one.name:<28} {one.summary}{after}")
-
-
-@app.command()
-def targets() -> None:
-    """List the targets, what each needs, and whether it was ever tried on hardware."""
-    from edgefuse.command_setup import target_lines
-
-    for line in target_lines():
-        print_result(line)
-
-
-@app.command()
-def setup(
-    names: Annotated[list[str], typer.Argument(metavar="TARGET...", help="Names of targets.")],
-    quiet: QuietOption = False,
-) -> None:
-    """Prepare targets: emulators, runtimes and runners, in the cache, without root."""
-    from edgefuse.command_setup import set_up
-
-    for line in set_up(names, (lambda line: None) if quiet else say):
-        print_result(line)
-
-
-@app.command("calibrate-target")
-def calibrate_target(
-    target: Annotated[str, typer.Argument(help="An emulated target.")],
-    board: Annotated[str, typer.Option(help="The target of the real board.")],
-    bundles: Annotated[
-        list[Path], typer.Option("--bundle", help="With an int8 model; may be repeated.")
-    ],
-) -> None:
-    """Measure on a real board what an emulated target's instructions come to in milliseconds."""
-    from edgefuse.command_calibrate import calibrate
-
-    found, path = calibrate(target, board, bundles, say)
-    print_result(
-        f"{target}: {found.ms_per_million_instructions:.4g} ms per million instructions on "
-        f"{found.board}, single models within {found.spread_percent:g}% ({len(found.models)})"
-        f" -> {path}"
-    )
-
-
-def _command_line() -> str:
-    words = [w for w in sys.argv[1:] if w not in ("--json", "-q", "--quiet", "-v", "--verbose")]
-    return shlex.join(["edgefuse", *words])
 
 
 def main() -> NoReturn:

@@ -60,7 +60,8 @@ class Cost:
     Attributes:
         unit: of every figure in ``rows``.
         rows: [file][process][round]: one process and one round for exact counts.
-        operators: [file]: cost of each operator of the file in order, where the device can tell.
+        operators: [file]: cost of each operator in the order the runtime runs them, where the
+            device can tell; their names are in ``conditions["operators"]``.
         conditions: what the figures mean nothing without: runtime, kernels, threads, CPU, governor,
             temperature, load, ...; plain JSON.
     """
