@@ -65,7 +65,10 @@ for d in releases/.tmp-*; do [ -d "$d" ] && echo "upload ${d#releases/.tmp-}"; d
 echo "free $(df -Pk . | tail -n 1)"
 exit 0
 """
-_MAKE = 'mkdir -p "$1/releases" "$1/sums" "$1/runtime" && [ -w "$1/releases" ] && [ -w "$1" ]'
+_MAKE = """
+mkdir -p "$1/releases" "$1/sums" "$1/runtime" || exit 1
+for folder in "$1" "$1/releases"; do : >"$folder/.new" && rm "$folder/.new" || exit 1; done
+"""
 _SWEEP = (
     GUARD
     + """
@@ -253,8 +256,7 @@ class Installation:
         """The folders."""
         done = script(self.transport, _MAKE, self.root)
         if done.code:
-            said = done if done.err.strip() else Completed(1, b"", "Permission denied")
-            refuse(said, "cannot use the installation folder", self.where)
+            refuse(done, "cannot use the installation folder", self.where)
 
     def sweep(self, owner: str, sha256: str = "", program: str = "") -> None:
         """Remove what dead pushes left but the uploads of these two; the first's folder is made."""

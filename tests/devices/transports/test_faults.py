@@ -14,7 +14,7 @@ from devices.transports.faults import Board, Faults, quick_leases
 from devices.transports.parcels import whole_version
 from edgefuse.devices.deployment import Deployment
 
-KINDS = ("cut and gone", "client killed", "unpacked file corrupted", "cut once")
+KINDS = ("cut and gone", "client killed", "unpacked file corrupted")
 
 
 @pytest.fixture
