@@ -6,13 +6,19 @@ STAMP  := $(VENV)/.installed
 JOBS   ?= 2
 TARGET ?= host
 BUNDLE ?= build/mobilenet/mobilenet.bundle.tar
+RECIPE ?= configs/mobilenet.yaml
+# An earlier bundle, and how much slower than it the new one may be.
+BASELINE    ?=
+MAX_RATIO   ?= 1.05
+BESIDE = $(if $(BASELINE),--set 'gates.latency.baseline.path=$(abspath $(BASELINE))' \
+    --set gates.latency.max_ratio_to_baseline=$(MAX_RATIO))
 
 ifneq ($(wildcard ../shared/data),)
 export EDGEFUSE_DATA ?= $(abspath ../shared/data)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help run check lint types imports test docs-check fix docs bench bench-int8 bench-push release push rollback status clean
+.PHONY: help run check lint types imports test docs-check fix docs bench bench-int8 bench-push bench-gates release gate push rollback status clean
 
 help:  ## this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -62,6 +68,9 @@ bench-int8: $(STAMP)  ## int8 accuracy against other producers, with EDGEFUSE_DA
 release: $(STAMP)  ## every recipe with release: true to dist/, stopping at the first that fails
 	$(BIN)/edgefuse release configs/*.yaml --out dist
 
+gate: $(STAMP)  ## measure RECIPE anew on TARGET; beside a released bundle with BASELINE=
+	$(BIN)/edgefuse run $(RECIPE) --target $(TARGET) --measure $(BESIDE)
+
 push: $(STAMP)  ## install BUNDLE on TARGET
 	$(BIN)/edgefuse push $(BUNDLE) --target $(TARGET)
 
@@ -73,6 +82,11 @@ status: $(STAMP)  ## which versions lie on TARGET, and whether they are whole
 
 bench-push: $(STAMP)  ## cuts, kills and corruptions of pushes over ssh and adb
 	$(BIN)/python tests/benchmarks/push_faults.py
+
+bench-gates: $(STAMP)  ## whether the latency gate sees a planted slowdown, on this machine and emulated
+	$(BIN)/edgefuse setup emu-cortex-a53
+	$(BIN)/edgefuse run configs/mobilenet.yaml
+	$(BIN)/python tests/benchmarks/regression_gates.py build/mobilenet/mobilenet.bundle.tar
 
 clean:  ## remove what was built; the cache and .venv stay
 	rm -rf build dist

@@ -296,6 +296,21 @@ def passes() -> None:
         print_result(f"{one.phase:<10} {one.name:<28} {one.summary}{after}")
 
 
+# As `--help` lists them: on the way from a recipe to a device, then what explains and checks.
+_ORDER = (
+    *("run", "release", "push", "rollback", "status", "prune", "verify", "sign", "keygen"),
+    *("explain", "blame", "compare", "conformance", "targets", "setup", "calibrate-target"),
+    *("plan", "why", "show", "init", "doctor", "schema", "passes"),
+)
+
+
+def _place(command: typer.models.CommandInfo) -> int:
+    return _ORDER.index(command.name or command.callback.__name__)  # type: ignore[union-attr]
+
+
+app.registered_commands.sort(key=_place)
+
+
 def main() -> NoReturn:
     """The entry point.
 
