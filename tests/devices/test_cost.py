@@ -16,7 +16,7 @@ from edgefuse.errors import StageError
 from edgefuse.recipe import LatencyGate
 
 FILES = {"int8": Path("int8"), "float": Path("float"), "baseline": Path("baseline")}
-FEEDS: dict[str, Any] = dict.fromkeys(FILES, {})
+FEEDS: dict[str, Any] = {name: {} for name in FILES}
 AGAINST_BASELINE = {"baseline": {"path": "b"}, "max_ratio_to_baseline": 1.05}
 
 
