@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgefuse.devices.device import Cost, Device, Provenance, Unit
-from edgefuse.errors import StageError
+from edgefuse.errors import RecipeError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -161,7 +161,7 @@ def checks_of(
         ratio_limit: the limit of the ratio to float; None for none.
 
     Raises:
-        StageError: a threshold in a unit that this target does not give.
+        RecipeError: a threshold in a unit that this target does not give.
     """
     import numpy as np
 
@@ -189,8 +189,8 @@ def checks_of(
         if most is None:
             continue
         if series.unit != unit:
-            raise StageError(
-                f"gates.latency.{key} cannot be judged: this target gives {series.unit}",
+            raise RecipeError(
+                f"cannot be judged: this target gives {series.unit}",
                 hint="give this target its own thresholds under gates.targets",
                 where=f"gates.latency.{key}",
             )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ from edgefuse.verdict import Check, evidence
 
 if TYPE_CHECKING:
     from edgefuse.devices.cost import Series
-    from edgefuse.target import Calibration
+    from edgefuse.target import Calibration, Target
 
 
 @stage(
@@ -44,11 +44,14 @@ def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Pro
     gate = recipe.gates.latency
     assert gate is not None
     target = context.target
+    _require_float_where_asked(gate, target)
     files = {"int8": inputs["quantize"].path}
     if gate.max_ratio_to_float is not None:
         files["float"] = inputs["convert"].path
     if gate.baseline is not None:
-        files["baseline"] = _released(context.local(gate.baseline), context.work)
+        bundle = context.local(gate.baseline)
+        files["baseline"] = _released(bundle, context.work)
+        _require_same_model(files, bundle)
     feeds = {n: random_feeds(signature_of(read_model(p)), recipe.seed) for n, p in files.items()}
     with tempfile.TemporaryDirectory(dir=context.work) as work:
         device = open_device(target, Path(work), context.log)
@@ -69,8 +72,12 @@ def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Pro
         provenance=series.provenance,
         figures={"int8_dot_product": dot_product, **series.figures(), "operators": operators},
         hint=_suspects(operators)
-        + f"{runtime} may run int8 operators without a fast kernel on this CPU: "
-        "compare targets with --target, and look at figures.conditions",
+        + (
+            ""
+            if series.unit == "cycles"
+            else f"{runtime} may run int8 operators without a fast kernel on this CPU: "
+            "compare targets with --target, and look at figures.conditions"
+        ),
     )
     if series.exact:
         count = float(series.values("int8")[0, 0])
@@ -147,6 +154,44 @@ def _released(bundle: Path, work: Path) -> Path:
             where=f"gates.latency.baseline: {bundle}",
         )
     return folder / found[0]
+
+
+def _require_same_model(files: Mapping[str, Path], bundle: Path) -> None:
+    """Refuse a baseline with other inputs or outputs: a ratio to another model says nothing.
+
+    Types are left alone: an earlier release may have been quantised in another way.
+    """
+    from edgefuse.errors import RecipeError
+    from edgefuse.tflite.read import read_model, signature_of
+
+    shapes = []
+    for name in ("int8", "baseline"):
+        found = signature_of(read_model(files[name]))
+        sides = (sorted((s.name, s.shape) for s in side) for side in (found.inputs, found.outputs))
+        shapes.append(tuple(sides))
+    for side, now, then in zip(("inputs", "outputs"), *shapes):
+        if now != then:
+            raise RecipeError(
+                f"{bundle} holds another model: its {side} are {_listed(then)}, "
+                f"those of this one {_listed(now)}",
+                hint="give an earlier bundle of the same model",
+                where="gates.latency.baseline",
+            )
+
+
+def _listed(specs: Iterable[tuple[str, Sequence[int]]]) -> str:
+    return ", ".join(f"{name} {list(shape)}" for name, shape in specs)
+
+
+def _require_float_where_asked(gate: LatencyGate, target: Target) -> None:
+    from edgefuse.errors import RecipeError
+
+    if gate.max_ratio_to_float is not None and target.compiled_for is not None:
+        raise RecipeError(
+            f"cannot be judged: {target.name} runs no float model",
+            hint=f"give other thresholds under gates.targets.{target.name}.latency",
+            where="gates.latency.max_ratio_to_float",
+        )
 
 
 def _operators(float_path: Path, int8_path: Path) -> dict[str, dict[str, int]]:

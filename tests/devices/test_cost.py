@@ -12,7 +12,7 @@ import pytest
 
 from edgefuse.devices.cost import Series, checks_of, measure
 from edgefuse.devices.device import Cost
-from edgefuse.errors import StageError
+from edgefuse.errors import RecipeError
 from edgefuse.recipe import LatencyGate
 
 FILES = {"int8": Path("int8"), "float": Path("float"), "baseline": Path("baseline")}
@@ -109,7 +109,7 @@ def test_exact_counts_are_judged_without_a_bound() -> None:
     ],
 )
 def test_a_threshold_in_another_unit_is_refused(unit: str, limit: dict[str, Any]) -> None:
-    with pytest.raises(StageError, match=f"this target gives {unit}") as raised:
+    with pytest.raises(RecipeError, match=f"this target gives {unit}") as raised:
         judged(Board(unit), **limit)
     assert "gates.targets" in raised.value.hint
 

@@ -11,8 +11,15 @@ from tflite.tiny import Builder, float_file, weights
 
 from edgefuse.devices.device import Cost
 from edgefuse.devices.kinds.host import Host
+from edgefuse.errors import RecipeError
 from edgefuse.recipe import LatencyGate
-from edgefuse.stages.gate_latency import _operators, _suspects, run
+from edgefuse.stages.gate_latency import (
+    _operators,
+    _require_float_where_asked,
+    _require_same_model,
+    _suspects,
+    run,
+)
 from edgefuse.target import load_target
 
 
@@ -71,3 +78,23 @@ def test_case_32_the_operators_that_cost_int8_its_time_are_named(tmp_path: Path)
     assert "1 DEQUANTIZE, 2 QUANTIZE which the float file has not" in told
     assert "1 ADD" in told and "stayed float" in told
     assert _suspects(_operators(paths[0], paths[0]) | {"float": {}}) == ""
+
+
+def test_a_baseline_with_other_inputs_is_another_model(tmp_path: Path) -> None:
+    files = {}
+    for name, width in (("int8", 4), ("baseline", 5), ("same", 4)):
+        b = Builder()
+        x, y = b.tensor("x", (1, width)), b.tensor("y", (1, width))
+        b.op("ADD", (x, x), (y,))
+        files[name] = tmp_path / name
+        files[name].write_bytes(b.finish({"x": x}, {"y": y}))
+    with pytest.raises(RecipeError, match="another model: its inputs are x"):
+        _require_same_model(files, tmp_path / "old.tar")
+    _require_same_model({**files, "baseline": files["same"]}, tmp_path / "old.tar")
+
+
+def test_an_npu_runs_no_float_model_to_compare_with() -> None:
+    gate = LatencyGate(max_ratio_to_float=0.8)
+    _require_float_where_asked(gate, load_target("host"))
+    with pytest.raises(RecipeError, match="ethos-u55-128 runs no float model"):
+        _require_float_where_asked(gate, load_target("ethos-u55-128"))

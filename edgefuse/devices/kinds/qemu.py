@@ -18,6 +18,7 @@ and what several threads cost.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import subprocess
@@ -52,6 +53,7 @@ _LEAST_FEEDS = 8
 _PROCESSES = 4
 _COMPILE_S = 600.0
 _TIMEOUT_S = 3600.0
+_LIST_S = 30.0
 _MARKS = "marks.txt"
 _PYTHON = "/usr/bin/python3"
 
@@ -167,6 +169,7 @@ class Qemu:
         self._target = target
         self._place = place
         self._calls = itertools.count()
+        self._running: set[subprocess.Popen[bytes]] = set()
 
     def describe(self) -> str:
         wheel = _board(self._target).wheel
@@ -179,7 +182,7 @@ class Qemu:
         runner = self._runner()
         processes = min(_PROCESSES, len(os.sched_getaffinity(0)))
         remaining = iter(feeds)
-        with ThreadPoolExecutor(processes) as pool:
+        with self._pool(processes) as pool:
             while taken := list(itertools.islice(remaining, processes * _FEEDS_A_PROCESS)):
                 size = max(_LEAST_FEEDS, -(-len(taken) // processes))
                 jobs = [
@@ -198,7 +201,7 @@ class Qemu:
         rounds: int,
     ) -> Cost:
         told = self._target.runtime == "litert"
-        with ThreadPoolExecutor(min(2, len(os.sched_getaffinity(0)))) as pool:
+        with self._pool(min(2, len(os.sched_getaffinity(0)))) as pool:
             counts = [pool.submit(self._count, *pair) for pair in zip(models, feeds, strict=True)]
             parts = [pool.submit(self._operators, *pair) for pair in zip(models, feeds) if told]
             counted = [job.result() for job in counts]
@@ -242,6 +245,18 @@ class Qemu:
     def _cpu(self) -> str:
         assert self._target.emulator is not None
         return self._target.emulator.cpu
+
+    @contextlib.contextmanager
+    def _pool(self, size: int) -> Iterator[ThreadPoolExecutor]:
+        """Threads that start emulators; what ends it early ends them all, and starts no other."""
+        with ThreadPoolExecutor(size) as pool:
+            try:
+                yield pool
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                for child in tuple(self._running):
+                    child.kill()
+                raise
 
     def _folder(self) -> Path:
         """A new folder for one start."""
@@ -303,7 +318,9 @@ class Qemu:
         wheel = require_piece(board.wheel.folder(prepared), "its runtime is", target.name)
         plugin = require_piece(programs.plugin_folder(prepared), "the plugin is", target.name)
         host = [f"{root}/lib/x86_64-linux-gnu", f"{root}/usr/lib/x86_64-linux-gnu"]
-        command = [program("setarch", "it belongs to util-linux"), "-R"]
+        # The emulator dies with the thread that waits for it, however this process ends.
+        command = [program("setpriv", "it belongs to util-linux"), "--pdeathsig", "KILL"]
+        command += [program("setarch", "it belongs to util-linux"), "-R"]
         command += [f"{root}/lib64/ld-linux-x86-64.so.2", "--library-path", ":".join(host)]
         command += [f"{root}/usr/bin/{board.emulator}", "-cpu", self._cpu]
         command += ["-L", str((root / board.libraries).resolve())]
@@ -327,26 +344,36 @@ class Qemu:
         return [*command, *python, "--runtime", "tflite_runtime"]
 
     def _start(self, folder: Path, command: Sequence[str], timeout_s: float) -> Completed:
+        pipe = subprocess.PIPE
         try:
-            done = subprocess.run(
-                command,
-                cwd=folder,
-                env={},
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                timeout=timeout_s,
+            child = subprocess.Popen(
+                command, cwd=folder, env={}, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe
             )
-        except subprocess.TimeoutExpired:
-            raise ToolError(
-                f"{self._target.name}: the emulator ran longer than {timeout_s:g} s"
-            ) from None
         except OSError as error:
             raise ToolError(
                 f"{self._target.name}: the emulator cannot be started: {error.strerror}"
             ) from error
+        self._running.add(child)
+        try:
+            stdout, stderr = child.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            raise ToolError(
+                f"{self._target.name}: the emulator ran longer than {timeout_s:g} s"
+            ) from None
+        finally:
+            child.kill()
+            child.wait()
+            self._running.discard(child)
         with self._place.log.open("ab") as log:
-            log.write(done.stderr)
-        code = done.returncode if done.returncode >= 0 else 128 - done.returncode
+            log.write(stderr)
+        code = child.returncode if child.returncode >= 0 else 128 - child.returncode
+        if code == 1 and b"unable to find CPU model" in stderr:
+            emulator = command[: command.index("-cpu")]
+            listed = foreign.run([*emulator, "-cpu", "help"], _LIST_S).stdout.split()[2:]
+            raise RecipeError(
+                f"{self._target.name}: the emulator has no CPU called {self._cpu!r}",
+                hint=f"emulator.cpu is one of {', '.join(listed)}",
+            )
         if code == 1:
-            raise ToolError(f"{self._target.name}: {last_line(done.stderr)}")
-        return Completed(code, done.stdout, done.stderr)
+            raise ToolError(f"{self._target.name}: {last_line(stderr)}")
+        return Completed(code, stdout, stderr)

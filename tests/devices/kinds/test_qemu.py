@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -170,3 +173,50 @@ def test_a_target_that_is_not_set_up(files: tuple[Path, Path], tmp_path: Path) -
 def test_another_runtime_than_there_is(tmp_path: Path, changes: dict[str, str]) -> None:
     with pytest.raises(RecipeError, match=r"has ai-edge-litert 2\.1\.0 only"):
         needs(board("emu-cortex-a53", **changes), tmp_path)
+
+
+def test_a_cpu_that_the_emulator_has_not(play: Open, files: tuple[Path, Path]) -> None:
+    emulator = board("emu-cortex-a53").emulator
+    assert emulator is not None
+    device = play("emu-cortex-a53", emulator=emulator.model_copy(update={"cpu": "cortex-z1"}))
+    with pytest.raises(RecipeError, match="no CPU called 'cortex-z1'") as caught:
+        list(device.outputs(files[1], feeds_of(files[1], 1)))
+    assert "cortex-a53" in caught.value.hint
+
+
+def test_emulators_end_with_the_process_that_started_them(play: Open, tmp_path: Path) -> None:
+    """Killed, it cannot stop them itself."""
+    device = play("emu-cortex-a53")
+    command = device._command(False)
+    # The emulator is replaced by something that would go on: what comes before it is as it is.
+    start = [*command[: command.index("-R") + 1], "sleep", "60"]
+    script = (
+        "import os, subprocess, sys\n"
+        "child = subprocess.Popen(sys.argv[1:])\n"
+        "print(child.pid, flush=True)\n"
+        "os.kill(os.getpid(), 9) if sys.stdin.read() == '' else None\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", script, *start],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as parent:
+        assert parent.stdin is not None and parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        until = time.monotonic() + 10
+        while b"sleep" not in Path(f"/proc/{pid}/cmdline").read_bytes()[:5]:
+            assert time.monotonic() < until
+            time.sleep(0.02)
+        parent.stdin.close()
+        parent.wait()
+    while _runs(pid):
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
