@@ -33,6 +33,12 @@ _PROMISES = {
     "float16": "float with float16 weights",
 }
 
+_REMEDY = "permit an operator by name in check.permit_float, or replace it in the model"
+_REMEDIES = {
+    "bias_overflow": "the layer's bias is too large for its weights: look at the channel with "
+    "`edgefuse blame`, or keep the operator float (quantize.keep_float)",
+}
+
 
 @stage(
     name="check",
@@ -49,8 +55,9 @@ def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Pro
 
     float_model = read_model(inputs["convert"].path)
     int8_model = read_model(inputs["quantize"].path)
+    quantized_from = _quantized_from(inputs)
     context.progress(1, 3, "tensors")
-    _check_signature(inputs["convert"], inputs["quantize"], recipe)
+    _check_signature(inputs["convert"], inputs["quantize"], recipe, int8_model)
     asked = recipe.quantize
     problems = check_format(
         int8_model,
@@ -58,19 +65,18 @@ def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Pro
         per_tensor_weights=asked.weights == "per_tensor",
         mixed=_is_mixed(recipe),
         permit_float=recipe.check.permit_float,
-        float_model=float_model,
+        float_model=quantized_from or float_model,
     )
     if problems:
         shown = "; ".join(f"{p.place}: {p.message}" for p in problems[:4])
         more = f"; and {len(problems) - 4} more" if len(problems) > 4 else ""
         raise StageError(
             f"the {asked.format} file is not {_PROMISES[asked.format]}: {shown}{more}",
-            hint="permit an operator by name in check.permit_float, or replace it in the model",
-            where=inputs["quantize"].path.name[:12],
+            hint=_REMEDIES.get(problems[0].kind, _REMEDY),
         )
     _require_supported(int8_model, context.target)
     context.progress(2, 3, "fused groups")
-    rows = _contract(inputs, float_model, int8_model, recipe)
+    rows = _contract(inputs, float_model, int8_model, recipe, quantized_from)
     _judge_groups(rows, recipe)
     _judge_contract(inputs, rows, int8_model, recipe)
     counts = int8_model.operator_counts()
@@ -94,6 +100,15 @@ def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Pro
     return Product("verdict", path, evidence=evidence)
 
 
+def _quantized_from(inputs: Mapping[str, Artifact]) -> TfliteModel | None:
+    """The equalised file, where the int8 file was made from that."""
+    from edgefuse.tflite.read import read_model
+
+    if not inputs["quantize"].evidence["equalized"]:
+        return None
+    return read_model(inputs["equalize"].path)
+
+
 def _require_supported(model: TfliteModel, target: Target) -> None:
     from edgefuse.tflite.support import unsupported
 
@@ -107,7 +122,9 @@ def _require_supported(model: TfliteModel, target: Target) -> None:
         )
 
 
-def _check_signature(float_model: Artifact, int8_model: Artifact, recipe: Recipe) -> None:
+def _check_signature(
+    float_model: Artifact, int8_model: Artifact, recipe: Recipe, model: TfliteModel
+) -> None:
     """Names and shapes must be the float model's, types what the recipe asks for."""
     for side, wanted_type in (
         ("inputs", recipe.quantize.input_type),
@@ -122,10 +139,25 @@ def _check_signature(float_model: Artifact, int8_model: Artifact, recipe: Recipe
             )
         for spec in found:
             if spec.dtype != wanted_type:
-                raise StageError(f"{spec.name!r} is {spec.dtype}, the recipe wants {wanted_type}")
+                raise StageError(
+                    f"{spec.name!r} is {spec.dtype}, the recipe wants {wanted_type}",
+                    hint=_type_remedy(model, side, spec.name, spec.dtype),
+                )
             integer = spec.dtype in ("int8", "uint8", "int16")
             if integer and (spec.quantization is None or spec.quantization.scale <= 0):
                 raise StageError(f"{spec.name!r} is {spec.dtype} without a scale")
+
+
+def _type_remedy(model: TfliteModel, side: str, name: str, dtype: str) -> str:
+    """Why a model's input or output may have kept its type."""
+    written = {i for op in model.operators for i in op.outputs}
+    if side == "inputs" and not any(
+        dict(model.signature_inputs)[name] in op.inputs for op in model.operators
+    ):
+        return f"no operator reads {name!r}: leave it out of the model"
+    if side == "outputs" and dict(model.signature_outputs)[name] not in written:
+        return f"no operator computes {name!r}: leave it out of the model"
+    return f"set quantize.{side[:-1]}: {dtype}, or let an int8 operator touch it"
 
 
 def _is_mixed(recipe: Recipe) -> bool:
@@ -134,14 +166,17 @@ def _is_mixed(recipe: Recipe) -> bool:
 
 
 def _contract(
-    inputs: Mapping[str, Artifact], float_model: Any, int8_model: Any, recipe: Recipe
+    inputs: Mapping[str, Artifact],
+    float_model: TfliteModel,
+    int8_model: TfliteModel,
+    recipe: Recipe,
+    quantized_from: TfliteModel | None,
 ) -> list[Row]:
     if "fuse" not in inputs:
         return []
     from edgefuse.graph.group import groups
     from edgefuse.tflite.contract import check_contract
     from edgefuse.tflite.format_check import types_of
-    from edgefuse.tflite.read import read_model
 
     types = types_of(
         recipe.quantize.format,
@@ -160,7 +195,7 @@ def _contract(
             # Learning may move a weight anywhere; the operators and activations must be there.
             max_weight_steps=math.inf if tuned else made["max_weight_steps"],
             types=types,
-            quantized_from=read_model(inputs["equalize"].path) if made["equalized"] else None,
+            quantized_from=quantized_from,
         )
     )
 

@@ -7,6 +7,7 @@ of the kernel's K = h * w places a channel.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -116,12 +117,13 @@ class Layer:
 
     def moments(self, inputs: Iterable[Tensor], rows: int) -> Moments:
         """Of the layer's inputs, batch by batch; ``rows`` of each sample at most, evenly spread."""
+        unit = self._unit()
         shift: Tensor | None = None
         total: Tensor | None = None
         square: Tensor | None = None
         count = 0
         for values in inputs:
-            part = self._read(values, rows)
+            part = self._read(values, rows) / unit
             # About a mean already, or float32 would lose the spread of inputs that vary little.
             shift = part.mean(-2, keepdim=True) if shift is None else shift
             part = part - shift
@@ -133,7 +135,11 @@ class Layer:
         assert shift is not None and total is not None and square is not None
         mean = total / count
         covariance = square / count - mean[..., :, None] * mean[..., None, :]
-        return Moments(mean + shift.squeeze(-2).double(), covariance)
+        return Moments((mean + shift.squeeze(-2).double()) * unit, covariance * unit**2)
+
+    def _unit(self) -> float:
+        """The power of two next to a step of the inputs: in it no square passes float32."""
+        return 2.0 ** round(math.log2(self.simulation.grids[self.input].scale))
 
     def _read(self, values: Tensor, most: int) -> Tensor:
         """Rows [N, K], or [outputs, N, K] of a depthwise layer, at most ``most`` a sample."""

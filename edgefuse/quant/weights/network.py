@@ -15,7 +15,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgefuse.errors import StageError, ToolError
@@ -192,7 +191,7 @@ def load_network(model: TfliteModel) -> Network:
     from edgefuse.quant.weights.operators import OPERATORS, unknown_option
     from edgefuse.tflite.edit import Edit
 
-    _require_known({op.custom_code or op.code for op in model.operators} - OPERATORS.keys(), model)
+    _require_known({op.custom_code or op.code for op in model.operators} - OPERATORS.keys())
     edit = Edit(model.data)
     last: dict[int, int] = {}
     for operator in model.operators:
@@ -210,7 +209,7 @@ def load_network(model: TfliteModel) -> Network:
             options = edit.schema.ReshapeOptionsT()
             options.newShape = wanted
         elif what := unknown_option(operator.code, options):
-            _require_known({f"{operator.code} with {what}"}, model)
+            _require_known({f"{operator.code} with {what}"})
         steps.append(Step(operator, options, tuple(dying)))
     constants = {}
     for tensor in model.tensors:
@@ -220,14 +219,14 @@ def load_network(model: TfliteModel) -> Network:
     return Network(model, tuple(steps), constants)
 
 
-def _require_known(unknown: set[str], model: TfliteModel) -> None:
+def _require_known(unknown: set[str]) -> None:
     if unknown:
         raise StageError(
             "equalisation, rounding, bias correction of layers and fine-tuning do not know "
             f"{', '.join(sorted(unknown))}",
             hint="set quantize.equalize: false, quantize.rounding: nearest and "
             "quantize.correct_bias: none or head",
-            where=Path(model.where).name,
+            where="quantize",
         )
 
 
@@ -241,7 +240,7 @@ def _reshaped(model: TfliteModel, operator: Operator, options: Any) -> Sequence[
     if len(operator.inputs) > 1:
         held = model.tensors[operator.inputs[1]]
         if not held.is_constant:
-            _require_known({"RESHAPE to a shape that is computed"}, model)
+            _require_known({"RESHAPE to a shape that is computed"})
         given = model.constant(held).reshape(-1)
     elif given is None:
         given = model.tensors[operator.outputs[0]].shape

@@ -207,6 +207,7 @@ OPERATORS |= {
     "LEAKY_RELU": lambda o, xs: functional.leaky_relu(xs[0], o.alpha),
     "GELU": lambda o, xs: functional.gelu(xs[0], approximate="tanh" if o.approximate else "none"),
     "SOFTMAX": lambda o, xs: torch.softmax(xs[0] * o.beta, -1),
+    "LOG_SOFTMAX": _unary(lambda x: torch.log_softmax(x, -1)),
     "CONCATENATION": lambda o, xs: torch.cat(list(xs), o.axis),
     "PACK": lambda o, xs: torch.stack(list(xs), o.axis),
     "UNPACK": lambda o, xs: torch.unbind(xs[0], o.axis),
@@ -218,6 +219,7 @@ OPERATORS |= {
     "TILE": lambda _, xs: xs[0].repeat([int(n) for n in xs[1]]),
     "GATHER": lambda o, xs: _gathered(xs[0], xs[1], o.axis),
     "SPLIT": lambda o, xs: torch.chunk(xs[1], o.numSplits, int(xs[0].reshape(-1)[0])),
+    "SPLIT_V": lambda _, xs: torch.split(xs[0], [int(n) for n in xs[1]], int(xs[2].reshape(-1)[0])),
     "MEAN": lambda o, xs: xs[0].mean(_axes(xs), keepdim=o.keepDims),
     "SUM": lambda o, xs: xs[0].sum(_axes(xs), keepdim=o.keepDims),
     "REDUCE_MAX": lambda o, xs: xs[0].amax(_axes(xs), keepdim=o.keepDims),
@@ -248,6 +250,22 @@ def _gathered(x: Tensor, indices: Tensor, axis: int) -> Tensor:
     taken = torch.index_select(x, axis, indices.reshape(-1).long())
     axis %= x.ndim
     return taken.reshape(*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :])
+
+
+@_operator("DEPTH_TO_SPACE")
+def _depth_to_space(options: Any, operands: Sequence[Any]) -> Tensor:
+    x, block = operands[0], options.blockSize
+    samples, height, width, channels = x.shape
+    parts = x.reshape(samples, height, width, block, block, channels // block**2)
+    return parts.permute(0, 1, 3, 2, 4, 5).reshape(samples, height * block, width * block, -1)
+
+
+@_operator("SPACE_TO_DEPTH")
+def _space_to_depth(options: Any, operands: Sequence[Any]) -> Tensor:
+    x, block = operands[0], options.blockSize
+    samples, height, width, channels = x.shape
+    parts = x.reshape(samples, height // block, block, width // block, block, channels)
+    return parts.permute(0, 1, 3, 2, 4, 5).reshape(samples, height // block, width // block, -1)
 
 
 @_operator("PAD", "PADV2")

@@ -44,6 +44,9 @@ _WEIGHT_FLOOR = 1e-6
 # Largest bias, in int32 steps, that a channel's weight scale is widened for: room for 8 times more,
 # since the library may give the input another scale than its own range says.
 _BIAS_STEPS = 2.0**28
+# The library takes biases in float32, and refuses one that is off by more than a step of the widest
+# channel. Up to here none is.
+_EXACT_STEPS = 2.0**22
 _INT32 = 2.0**31 - 1
 
 
@@ -83,7 +86,6 @@ def quantize_file(
     from edgefuse.quant.writing.repair import repaired
     from edgefuse.tflite.edit import Edit
     from edgefuse.tflite.read import parse_model, read_model
-    from edgefuse.tflite.runtime import quiet_native
 
     for side, wanted in (("input", input_type), ("output", output_type)):
         if wanted not in BOUNDARIES[format]:
@@ -94,9 +96,6 @@ def quantize_file(
     model = read_model(source)
     ranges = aligned(model, ranges)
     statistics = _statistics(model, ranges) if ACTIVATION_BITS[format] else {}
-    statistics.update(
-        _weight_ranges(model, ranges, format, int16, per_tensor_weights, weight_scales or {})
-    )
     instructions = rules(
         model,
         format,
@@ -106,6 +105,35 @@ def quantize_file(
         float_inputs=input_type == "float32",
         float_outputs=output_type == "float32",
     )
+    for exact in (False, True):
+        weights = _weight_ranges(
+            model, ranges, format, int16, per_tensor_weights, weight_scales or {}, exact
+        )
+        try:
+            data = _run_library(model, instructions, {**statistics, **weights})
+            break
+        except _BiasRefused as error:
+            if exact:
+                raise StageError(error.message, hint=error.hint) from error
+    edit = Edit(data)
+    if ACTIVATION_BITS[format]:
+        collapse(edit, parse_model(data), model, ranges, keep_float)
+    restore_names(edit, model)
+    written = edit.packed()
+    if int16:
+        written = bridged(written, model, int16, runtime)
+    destination.write_bytes(
+        repaired(written, model, input_type=input_type, output_type=output_type)
+    )
+
+
+class _BiasRefused(StageError):
+    """The library holds a bias for too far off."""
+
+
+def _run_library(model: TfliteModel, instructions: Any, statistics: Mapping[str, Any]) -> bytes:
+    from edgefuse.tflite.runtime import quiet_native
+
     with contextlib.redirect_stdout(io.StringIO()), quiet_native(), warnings.catch_warnings():
         from ai_edge_quantizer import quantizer
 
@@ -117,24 +145,14 @@ def quantize_file(
             result = worker.quantize(statistics)
         except Exception as error:
             text = _with_names(" ".join(str(error).split())[:300], model)
-            raise StageError(
+            kind = _BiasRefused if text.startswith("Failed to quantize bias") else StageError
+            raise kind(
                 f"the quantiser refuses the model: {type(error).__name__}: {text}",
-                where=source.name,
                 hint="`edgefuse run --until convert` leaves the float model to look at",
             ) from error
-    data = result.quantized_model
-    if not data:
-        raise StageError("the quantiser wrote nothing", where=source.name)
-    edit = Edit(bytes(data))
-    if ACTIVATION_BITS[format]:
-        collapse(edit, parse_model(bytes(data)), model, ranges, keep_float)
-    restore_names(edit, model)
-    written = edit.packed()
-    if int16:
-        written = bridged(written, model, int16, runtime)
-    destination.write_bytes(
-        repaired(written, model, input_type=input_type, output_type=output_type)
-    )
+    if not result.quantized_model:
+        raise StageError("the quantiser wrote nothing")
+    return bytes(result.quantized_model)
 
 
 def _with_names(text: str, model: TfliteModel) -> str:
@@ -164,12 +182,14 @@ def _weight_ranges(
     int16: Collection[int],
     per_tensor_weights: bool,
     given: Mapping[str, np.ndarray[Any, Any]],
+    exact: bool,
 ) -> dict[str, Any]:
     """Explicit weight ranges: those given, and those of channels that are (nearly) zero.
 
     The scale of such a channel would be zero, or its bias would not fit int32 (bias / (input
     scale * weight scale)). Either floor costs nothing: one is far below the step of any other
-    channel, the other 2**-20 of the channel's bias."""
+    channel, the other 2**-20 of the channel's bias. ``exact``: biases stay within _EXACT_STEPS of
+    their channel's own scale, or of the operator's widest."""
     import numpy as np
 
     found: dict[int, np.ndarray[Any, Any]] = {}
@@ -187,17 +207,21 @@ def _weight_ranges(
         if tensor.name in given:
             used.add(tensor.name)
             scale = _given(given[tensor.name], tensor, axis, per_tensor)
-            _require_int32(operator, scale.reshape(-1), least)
+            _require_int32(operator, scale.reshape(-1), least, exact)
             found[tensor.index] = 127 * scale
             continue
         weights = np.abs(model.constant(tensor)).astype(np.float64)
         if per_tensor:
-            _require_int32(operator, np.full(1, max(weights.max() / 127, 1e-30)), least)
+            _require_int32(operator, np.full(1, max(weights.max() / 127, 1e-30)), least, exact)
             continue
         others = tuple(a for a in range(weights.ndim) if a != axis)
         peak = weights.max(axis=others, keepdims=True) if others else weights
         floor = np.full(peak.size, _WEIGHT_FLOOR * max(float(weights.max()), 1e-30))
         floor = np.maximum(floor, 127 * least / (_BIAS_STEPS if bits == 8 else _INT32 / 2))
+        if exact:
+            needed = 127 * least / _EXACT_STEPS
+            widest = max(float(peak.max()), float(floor.max()))
+            floor = np.where(needed > widest, needed, floor)
         if (peak.reshape(-1) < floor).any():
             peak = np.maximum(peak, floor.reshape(peak.shape)).astype(np.float32)
             found[tensor.index] = np.maximum(peak, found.get(tensor.index, 0.0))
@@ -244,17 +268,18 @@ def _given(
 
 
 def _require_int32(
-    operator: Operator, scale: np.ndarray[Any, Any], least: np.ndarray[Any, Any]
+    operator: Operator, scale: np.ndarray[Any, Any], least: np.ndarray[Any, Any], exact: bool
 ) -> None:
-    """Refuse scales under which a channel's bias is beyond int32."""
+    """Refuse scales under which a channel's bias is beyond int32, or too large to be written."""
     import numpy as np
 
     steps = least / scale
-    if (beyond := np.flatnonzero(steps > _INT32)).size:
-        channel = int(beyond[0])
+    limit, what = (_EXACT_STEPS, "too many to be exact") if exact else (_INT32, "beyond int32")
+    if (beyond := np.flatnonzero(steps > limit)).size:
+        channel = int(beyond[steps[beyond].argmax()])
         raise StageError(
             f"the bias of channel {channel} of {operator.label} is {steps[channel]:.3g} steps of "
-            "its input's times its weights' scale: beyond int32",
+            f"its input's times its weights' scale: {what}",
             hint="per-channel weights let such a channel have a scale of its own; give it a "
             "larger one",
         )

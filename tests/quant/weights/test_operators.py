@@ -195,6 +195,10 @@ CASES = [
     Case("GATHER", (X, ints([3, 0], [1, 1])), "Gather", {"axis": 2}),
     Case("GATHER", (X, ints(2, 0)), "Gather", {"axis": -1}),
     Case("SPLIT", (ints(3), X), "Split", {"numSplits": 2}, outputs=2),
+    Case("SPLIT_V", (X, ints(1, 3), ints(3)), "SplitV", {"numSplits": 2}, outputs=2),
+    Case("LOG_SOFTMAX", (X,), "LogSoftmax"),
+    Case("DEPTH_TO_SPACE", ((1, 3, 5, 8),), "DepthToSpace", {"blockSize": 2}),
+    Case("SPACE_TO_DEPTH", ((1, 4, 6, 3),), "SpaceToDepth", {"blockSize": 2}),
     Case("SPLIT", (ints(-2), X), "Split", {"numSplits": 3}, outputs=3),
     *(
         reduced(code, axes, keep)
