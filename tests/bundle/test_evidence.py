@@ -14,7 +14,7 @@ from fake_stages import Fakes, fakes
 from bundle.beside import judged, put_evidence
 from edgefuse.bundle import evidence
 from edgefuse.errors import EdgefuseError, GateFailed, UsageError
-from edgefuse.recipe import Check
+from edgefuse.recipe import Check, Gates
 
 __all__ = ["fakes"]
 
@@ -142,6 +142,23 @@ def test_no_bundle_no_evidence(bundle: Path) -> None:
 def test_permissions_are_told_by_key() -> None:
     assert evidence.permissions(Check(permit_float=("SOFTMAX",))) == ['permit_float: ["SOFTMAX"]']
     assert evidence.permissions(Check()) == []
+
+
+def test_a_gate_left_out_on_a_target_does_not_bar_that_target(bundle: Path) -> None:
+    """By the recipe's explicit null, for this target alone; the others must still pass."""
+    gates = Gates.model_validate({"targets": {"tflm": {"latency": None, "memory": None}}})
+    told = evidence.waived(gates, "tflm")
+    assert told == ["gates.targets.tflm.latency: null", "gates.targets.tflm.memory: null"]
+    assert evidence.waived(gates, "host") == []
+    passed = [gate for gate in judged()["gates"] if gate["name"] == "accuracy"]
+    put_evidence(bundle, "tflm", gates=passed, permissions=told)
+    assert evidence.require_passing(bundle, "tflm").permissions == tuple(told)
+    put_evidence(bundle, "tflm", gates=passed, permissions=told[:1])
+    with pytest.raises(GateFailed, match="gates not passed on tflm: memory"):
+        evidence.require_passing(bundle, "tflm")
+    put_evidence(bundle, "host", gates=passed, permissions=told)
+    with pytest.raises(GateFailed, match="gates not passed on host: memory, latency"):
+        evidence.require_passing(bundle, "host")
 
 
 def test_runs_for_several_targets_into_one_folder(fakes: Fakes) -> None:
