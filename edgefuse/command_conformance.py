@@ -157,7 +157,7 @@ def _of_bundle(folder: Path) -> Subject:
             manifest["golden"]["kernels"],
             "golden, of the bundle",
         )
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, EOFError, MemoryError) as error:
         raise SourceError(
             f"the bundle's manifest or golden vectors are damaged: {error}", where=str(folder)
         ) from error

@@ -252,6 +252,7 @@ def _array(made: Verification, name: Any, where: str) -> Any:
 
     data = _member(made, name, where)
     try:
-        return np.load(io.BytesIO(data), allow_pickle=False)
-    except (ValueError, EOFError, OSError) as error:
+        npy: Any = np.lib.format  # np.load would take archives too
+        return npy.read_array(io.BytesIO(data), allow_pickle=False)
+    except (ValueError, EOFError, OSError, MemoryError, OverflowError) as error:
         raise GateFailed(f"{name} is no array: {error}", where=where, hint=_AGAIN) from None

@@ -20,7 +20,8 @@ from bundle.beside import put_evidence
 from edgefuse.archive import pack, packed, read_members
 from edgefuse.artifact import digest_bytes
 from edgefuse.bundle import signing
-from edgefuse.errors import RecipeError
+from edgefuse.bundle.verify import Verification, _array
+from edgefuse.errors import GateFailed, RecipeError
 from edgefuse.rebuild import _require_known_code
 from edgefuse.tflite.read import parse_model
 
@@ -322,3 +323,17 @@ def test_an_unsigned_recipe_calls_only_known_code(
     else:
         with pytest.raises(RecipeError, match="neither edgefuse's nor in"):
             _require_known_code(job)
+
+
+def huge_array() -> bytes:
+    stream = io.BytesIO()
+    np.save(stream, np.zeros(3, np.int8))
+    return stream.getvalue().replace(b"(3,)", b"(9999999999999,)")
+
+
+@pytest.mark.parametrize("data", [huge_array(), b"", b"PK\x05\x06" + bytes(18)])
+def test_a_golden_array_that_is_none_is_refused(data: bytes, tmp_path: Path) -> None:
+    """The first says that it holds nine terabytes; the last is an empty archive of arrays."""
+    made = Verification(tmp_path / "b.bundle.tar", "", members={"golden/0/input_0.npy": data})
+    with pytest.raises(GateFailed, match="is no array"):
+        _array(made, "golden/0/input_0.npy", "golden")
