@@ -383,3 +383,20 @@ def test_all_layers_in_float_leave_nothing_to_do(tmp_path: Path) -> None:
     found = improve(source, int8, feeds(source, 4, 1), rounding=True, may_be_none=True)
     assert (found.layers, found.samples, found.changed_fraction) == (0, 0, 0)
     assert int8.read_bytes() == given
+
+
+@pytest.mark.parametrize("size", [1e-20, 1e30])
+def test_inputs_whose_squares_are_beyond_float32(tmp_path: Path, size: float) -> None:
+    def drawn(random: np.random.Generator, shape: tuple[int, ...]) -> Any:
+        return random.normal(size=shape) * size
+
+    net = Net()
+    x = net.tensor("input", (1, 40))
+    y = net.dense("scores", x, 12)
+    source = tmp_path / "float.tflite"
+    source.write_bytes(net.finish({"x": x}, {"y": y}))
+    samples = feeds(source, 64, 1, drawn)
+    int8 = twin(source, tmp_path / "int8.tflite", samples, output_type="float32")
+    improve(source, int8, samples, rounding=True)
+    exact, held = outputs(source, samples), outputs(int8, samples)
+    assert np.abs(exact - held).max() <= np.abs(exact).max() / 50

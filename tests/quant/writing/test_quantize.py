@@ -290,6 +290,23 @@ def test_case_27_a_tiny_channels_scale_has_room_for_its_bias(
     assert sqnr_db(exact, found) > 35.0
 
 
+@pytest.mark.parametrize("dead", [-1.5429688e6, -1e8])
+def test_a_bias_that_float32_does_not_hold_in_steps(dead: float, tmp_path: Path) -> None:
+    """Below a ReLU for good: the other channels must not notice."""
+    b = Builder()
+    x, y = b.tensor("x", (1, 2, 2, 3)), b.tensor("y", (1, 2, 2, 4))
+    weight = np.random.default_rng(0).uniform(0.5, 1, (4, 1, 1, 3)).astype(np.float32)
+    bias = np.array([0.1, 0.2, dead, 0.3], np.float32)
+    b.op("CONV_2D", (x, b.tensor("w", value=weight), b.tensor("bias", value=bias)), (y,), "RELU")
+    source = tmp_path / "dead.tflite"
+    source.write_bytes(b.finish({"x": x}, {"y": y}))
+    made = _made(source, {"x": Range(-4.0, 3.75, 0.0), "y": Range(0.0, 12.0, 0.0)}, tmp_path)
+    feed = {"x": np.random.default_rng(1).uniform(-4, 3.7, (1, 2, 2, 3)).astype(np.float32)}
+    exact, found = (open_model(path).run_float(feed)["y"] for path in (source, made))
+    assert (found[..., 2] == 0).all()
+    assert sqnr_db(exact, found) > 35.0
+
+
 def test_case_27_one_scale_in_all_cannot_help_and_the_channel_is_named(tmp_path: Path) -> None:
     b = Builder()
     x, y = b.tensor("x", (1, 2, 2, 1)), b.tensor("y", (1, 2, 2, 2))
