@@ -28,7 +28,7 @@ def test_biases_are_judged_as_equalised(tmp_path: Path) -> None:
     net = Net()
     x = net.tensor("input", (1, 8, 8, 3))
     weight = net.tensor("w", value=np.zeros((8, 3, 3, 3), np.float32))
-    bias = net.tensor("b", value=np.float32([0.01, 0.5, 0.02, 3.0, 0.1, 2.0, 0.3, 0.7]))
+    bias = net.tensor("b", value=np.float32([0.001] * 7 + [30.0]))
     convolution = ("Conv2DOptions", {"strideH": 1, "strideW": 1})
     a = net.simple("CONV_2D", "a", (x, weight, bias), (1, 8, 8, 8), "RELU", options=convolution)
     y = net.dense("scores", net.mean("pooled", a), 4)
