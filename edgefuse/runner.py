@@ -213,6 +213,9 @@ class Runner:
             context, said = self._context(stage, work, scratch), len(self.result.warnings)
             try:
                 product = stage.run(inputs, restricted(job.recipe_of(stage), stage), context)
+            except EdgefuseError as error:
+                self._name_files(error, inputs)
+                raise
             except OSError as error:
                 if not is_disk_error(error):
                     raise
@@ -234,6 +237,14 @@ class Runner:
             )
             shutil.rmtree(scratch, ignore_errors=True)
             return artifact
+
+    def _name_files(self, error: EdgefuseError, inputs: Mapping[str, Artifact]) -> None:
+        """Call files of the store in a message as the output folder calls them."""
+        for name, artifact in inputs.items():
+            published = STAGES.all()[name].file_name.format(name=self.job.recipe.name)
+            for field_name in ("message", "where"):
+                text = getattr(error, field_name).replace(str(artifact.path), published)
+                setattr(error, field_name, text)
 
     def _context(self, stage: Stage, work: Path, scratch: Path) -> Context:
         job = self.job

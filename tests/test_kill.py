@@ -22,7 +22,7 @@ import pytest
 
 from edgefuse.store import default_root
 
-KILLS = int(os.environ.get("EDGEFUSE_KILLS", "3"))
+KILLS = int(os.environ.get("EDGEFUSE_KILLS", "2"))
 RECIPE = os.environ.get("EDGEFUSE_KILL_RECIPE")
 
 pytestmark = pytest.mark.xdist_group("kill")

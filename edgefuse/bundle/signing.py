@@ -132,6 +132,10 @@ def load_private(path: Path, passphrase_file: Path | None = None) -> Ed25519Priv
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
+    if b"PUBLIC KEY" in _read(path, secret=False).partition(b"\n")[0]:
+        raise UsageError(
+            "a public key cannot sign", where=str(path), hint="give the private one, without .pub"
+        )
     data, secret = _read(path, secret=True), _passphrase(passphrase_file)
     encrypted = b"ENCRYPTED" in data.partition(b"\n")[0]
     if encrypted and secret is None:

@@ -228,7 +228,7 @@ def other_algorithm(path: Path) -> None:
         (lambda path: path.unlink(), "cannot be read"),
         (lambda path: path.write_bytes(b"no key"), "no private key"),
         (lambda path: path.write_bytes(b"x" * 70_000), "too large"),
-        (lambda path: path.write_bytes(public(path).read_bytes()), "no private key"),
+        (lambda path: path.write_bytes(public(path).read_bytes()), "a public key cannot sign"),
         (other_algorithm, "not an Ed25519 key"),
     ],
 )
