@@ -502,3 +502,11 @@ def test_a_killed_process_loses_nothing_and_the_next_goes_on(fakes: Fakes, how) 
         assert each.returncode == -signal.SIGKILL and len(list(work.iterdir())) == 1
     again = fakes.run()
     assert again.exit_code == 0 and fakes.ran == ALL[1:] and not list(work.iterdir())
+
+
+def test_messages_name_files_as_the_output_folder_does(fakes: Fakes) -> None:
+    alpha = fakes.run(Selection(until="alpha")).made["alpha"].path
+    fakes.trouble["beta"] = lambda: ToolError(f"{alpha}: refused", where=str(alpha))
+    error = fakes.run().error
+    assert error is not None and error.where == "tiny_alpha.onnx"
+    assert error.message == "tiny_alpha.onnx: refused"
