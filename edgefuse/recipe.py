@@ -411,7 +411,7 @@ class Recipe(Section):
             raise ValueError("a tflite source runs no passes: drop fuse.skip, contract.fused")
         gates = self.gates
         if self.release and not (gates.accuracy and gates.memory and gates.latency):
-            raise ValueError("a released recipe needs all gates: accuracy, memory, latency")
+            raise ValueError("release: true needs all gates: accuracy, memory, latency")
         sets = [getattr(self.data, role) for role in SAMPLE_ROLES]
         if self.preprocess is None and any(s and not s.arrays for s in sets):
             raise ValueError("picture data needs a preprocess section")

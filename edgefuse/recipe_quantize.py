@@ -186,7 +186,24 @@ class Quantize(Section):
                         f"{key} is about ranges, and {self.format} has none: its activations "
                         "stay float"
                     )
+        self._refuse_layers()
         return self
+
+    def _refuse_layers(self) -> None:
+        """Refuse what works on integer layers in formats that have none of the kind."""
+        rounded, corrected = self.rounding != "nearest", self.correct_bias
+        if self.format in ("dynamic_range", "float16"):
+            for key, asked in (("rounding", rounded), ("correct_bias", corrected != "none")):
+                if asked:
+                    raise ValueError(
+                        f"{key} works on layers with integer inputs, and {self.format} has none: "
+                        f"leave it out, or set format: int8"
+                    )
+        if self.format == "int16x8" and corrected == "head":
+            raise ValueError(
+                "correct_bias: head needs int32 biases, and those of int16x8 are int64: set "
+                "correct_bias: layers, or leave it out"
+            )
 
     @property
     def may_equalize(self) -> bool:

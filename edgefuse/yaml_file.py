@@ -7,6 +7,7 @@ drop silently, are refused.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -241,6 +242,8 @@ def _describe(
     dotted = ".".join(map(str, path)) or "the document"
     where = document.where(path)
     kind, value = error["type"], error.get("input")
+    if kind == "value_error":
+        where = document.where(_named(document, path, str(error["msg"])))
     if kind == "extra_forbidden":
         allowed = _fields(model, error["loc"][:-1])
         close = difflib.get_close_matches(str(path[-1]), allowed, n=1, cutoff=0.5)
@@ -265,6 +268,17 @@ def _describe(
         hint = f"did you mean {close[0]!r}?" if close else ""
     key = f"{dotted}: " if path else ""
     return where, f"{key}{text[:1].lower() + text[1:]}{shown}", hint
+
+
+def _named(document: Document, path: KeyPath, message: str) -> KeyPath:
+    """The key below ``path`` that the message of a rule about several keys speaks of first.
+
+    The one named most fully counts; ``path`` itself when the document holds none of them.
+    """
+    words = re.findall(r"[a-z_]\w*(?:\.\w+)*", message)
+    found = [(*path, *word.split(".")) for word in words]
+    held = [key for key in found if key in document.lines or key in document.overrides]
+    return max(held, key=len, default=path)
 
 
 def _fields(model: type[BaseModel], location: Sequence[str | int]) -> list[str]:
