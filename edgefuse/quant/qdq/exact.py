@@ -18,7 +18,7 @@ nothing about.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from edgefuse.tflite.read import Operator, Tensor, TfliteModel
 
 Array = np.ndarray[Any, Any]
+_CROSSING = ("QUANTIZE", "DEQUANTIZE")
 _LAST_BITS = 1e-5
 _INT32 = 2.0**31 - 1
 
@@ -184,21 +185,36 @@ class _Writing:
             )
         return tensor
 
-    def weights(self) -> None:
-        for index, held in self.carried.weights.items():
-            tensor = self.model.tensors[index]
-            if tensor.dtype != "int8" or len(tensor.scales) != held.scales.size:
-                raise StageError(
-                    f"weight {tensor.name!r} is {tensor.dtype} with {len(tensor.scales)} scales, "
-                    f"expected int8 with {held.scales.size}"
-                )
-            self.scales[index] = tuple(held.scales.tolist())
-            self.values[index] = held.integers
-        for op in self.model.operators:  # weights without given scales too: inputs have them
-            if op.code in CHANNEL_AXES and self.model.tensors[op.inputs[1]].dtype == "int8":
-                self._bias(op)
+    def _pairs(self) -> Iterator[tuple[Operator, Operator]]:
+        """Each operator of the float file, and what it is in the int8 file.
 
-    def _bias(self, op: Operator) -> None:
+        Constants are found through them: what several operators read, each at another input's
+        scale, is as many tensors in the int8 file.
+        """
+        computing = [op for op in self.model.operators if op.code not in _CROSSING]
+        source = [op for op in self.carried.source.operators if op.code not in _CROSSING]
+        if [op.code for op in computing] != [op.code for op in source]:
+            raise StageError("the int8 file's operators are not those of the float file")
+        yield from zip(source, computing)
+
+    def weights(self) -> None:
+        for source, op in self._pairs():
+            if op.code not in CHANNEL_AXES:
+                continue
+            index, held = op.inputs[1], self.carried.weights.get(source.inputs[1])
+            tensor = self.model.tensors[index]
+            if held is not None:
+                if tensor.dtype != "int8" or len(tensor.scales) != held.scales.size:
+                    raise StageError(
+                        f"weight {tensor.name!r} is {tensor.dtype} with {len(tensor.scales)} "
+                        f"scales, expected int8 with {held.scales.size}"
+                    )
+                self.scales[index] = tuple(held.scales.tolist())
+                self.values[index] = held.integers
+            if tensor.dtype == "int8":  # weights without given scales too: inputs have them
+                self._bias(op, source)
+
+    def _bias(self, op: Operator, source: Operator) -> None:
         transposed = op.code == "TRANSPOSE_CONV"
         place = 3 if transposed else 2
         index = op.inputs[place] if len(op.inputs) > place else -1
@@ -209,7 +225,8 @@ class _Writing:
         if bias.dtype != "int32":
             raise StageError(f"bias {bias.name!r} is {bias.dtype}, expected int32")
         step = np.float64(self._scale(data)[0]) * np.asarray(self._scale(weight), np.float64)
-        real = self.carried.source.constant(self.carried.source.tensors[index]).astype(np.float64)
+        floats = self.carried.source
+        real = floats.constant(floats.tensors[source.inputs[place]]).astype(np.float64)
         integers = np.rint(real / step)
         if np.abs(integers).max(initial=0) > _INT32:
             raise StageError(
@@ -228,15 +245,19 @@ class _Writing:
         return self.scales.get(index, self.model.tensors[index].scales)
 
     def constants(self) -> None:
-        for index, wanted in self.carried.constants.items():
-            tensor = self.model.tensors[index]
-            if tensor.dtype != "int8" or len(tensor.scales) != 1:
-                continue  # not quantised in the file: exact as it is
-            real = self.carried.source.constant(self.carried.source.tensors[index])
-            steps = np.rint(real.astype(np.float64) / wanted.scale) + wanted.zero_point
-            self.scales[index] = (wanted.scale,)
-            self.zeros[index] = (wanted.zero_point,)
-            self.values[index] = np.clip(steps, -128, 127).astype(np.int8)
+        floats = self.carried.source
+        for source, op in self._pairs():
+            for given, index in zip(source.inputs, op.inputs):
+                if (wanted := self.carried.constants.get(given)) is None:
+                    continue
+                tensor = self.model.tensors[index]
+                if tensor.dtype != "int8" or len(tensor.scales) != 1:
+                    continue  # not quantised in the file: exact as it is
+                real = floats.constant(floats.tensors[given]).astype(np.float64)
+                steps = np.rint(real / wanted.scale) + wanted.zero_point
+                self.scales[index] = (wanted.scale,)
+                self.zeros[index] = (wanted.zero_point,)
+                self.values[index] = np.clip(steps, -128, 127).astype(np.int8)
 
 
 def _carriers(model: TfliteModel) -> dict[int, int]:

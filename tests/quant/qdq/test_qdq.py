@@ -19,7 +19,7 @@ from edgefuse.graph.verify import run_onnx
 from edgefuse.quant.calibration.ranges import Range
 from edgefuse.quant.qdq.exact import described, write_exact
 from edgefuse.quant.qdq.qdq import Carried, carried, refuse_options
-from edgefuse.quant.qdq.qdq_weights import find_weights, require_all
+from edgefuse.quant.qdq.qdq_weights import Integers, find_weights, require_all
 from edgefuse.quant.writing.quantize import quantize_file
 from edgefuse.recipe_quantize import Quantize
 from edgefuse.tflite.read import parse_model, read_model
@@ -113,6 +113,31 @@ def test_scales_and_integers_are_written_bit_for_bit(tmp_path: Path) -> None:
     # The exact file is no accident: the quantiser alone does not come to it.
     assert any(a.scales != b.scales for a, b in zip(inexact.tensors, model.tensors))
     assert described(evidence) == ("2 activations and 1 weights as given", [])
+
+
+def test_layers_that_share_their_constants_have_biases_of_their_own(tmp_path: Path) -> None:
+    """The bias's scale follows the input's: one tensor becomes two."""
+    b, integers = Builder(), RANDOM.integers(-127, 128, (8, 8)).astype(np.int8)
+    scales = RANDOM.uniform(0.002, 0.01, 8).astype(np.float32)
+    bias = RANDOM.normal(size=8).astype(np.float32)
+    weight = integers * scales[:, None]
+    x, a, y = (b.tensor(name, (1, 8)) for name in "xay")
+    constants = b.tensor("w", value=weight), b.tensor("b", value=bias)
+    b.op("FULLY_CONNECTED", (x, *constants), (a,))
+    b.op("FULLY_CONNECTED", (a, *constants), (y,))
+    source, out = tmp_path / "f.tflite", tmp_path / "int8.tflite"
+    source.write_bytes(b.finish({"x": x}, {"y": y}))
+    known = {x: Quantization(0.03, 1), a: Quantization(0.05, -2), y: Quantization(0.08, 3)}
+    held = {constants[0]: Integers(integers, scales)}
+    found = Carried(read_model(source), known, (), held, {}, (), (), ())
+    quantize_file(source, out, found.ranges)
+    assert write_exact(out, found)["biases"] == 2
+    model = read_model(out)
+    for op, given in zip(model.operators, (known[x], known[a])):
+        _, kernel, added = (model.tensors[i] for i in op.inputs)
+        np.testing.assert_array_equal(model.constant(kernel), integers)
+        step = np.float64(np.float32(given.scale)) * scales
+        np.testing.assert_array_equal(model.constant(added), np.rint(bias / step))
 
 
 def test_it_answers_as_the_qdq_model(tmp_path: Path) -> None:
