@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from edgefuse import __version__
 from edgefuse import console as consoles
-from edgefuse.errors import UsageError
+from edgefuse.errors import RecipeError, UsageError
 from edgefuse.fetch import Downloads
 from edgefuse.job import make_job, output_folder
 from edgefuse.log_file import logged
@@ -57,10 +57,18 @@ def blame_recipe(
         EdgefuseError: of the stage that could not make a file, or of a file that does not run.
         StoreError: the output folder cannot be written.
     """
+    from edgefuse.tflite.intact import require_intact
+
     begun = time.monotonic()
     if int8_file is not None and not int8_file.is_file():
         raise UsageError(f"--int8 {int8_file}: there is no such file")
     job = make_job(recipe, settings, target)
+    if int8_file is None and (held := job.recipe.quantize.format) in ("dynamic_range", "float16"):
+        raise RecipeError(
+            f"nothing to blame: the activations of format {held} stay float",
+            where="quantize.format",
+            hint="--set quantize.format=int8 blames the layers of an int8 file",
+        )
     folder = _emptied(out if out is not None else output_folder(job, None) / "blame")
     gc.enable()
     console = consoles.choose(quiet=quiet, verbose=verbose)
@@ -70,6 +78,8 @@ def blame_recipe(
             result = _made(job, int8_file is not None, work, console, log)
             float_stage = _reference(result, int8_file)
             reference = result.made[float_stage]
+            if int8_file is not None:
+                require_intact(int8_file, log)
             found = _blamed(job, reference, result.made, int8_file, samples, work, console)
             modules = _modules(result.made, int8_file)
     finally:

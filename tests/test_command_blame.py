@@ -205,6 +205,7 @@ def test_an_equalised_file_is_compared_with_the_equalised_float_file(
         (("--samples", "0"), "--samples"),
         (("--out", "a_file"), "is a file"),
         (("--set", "quantize.rangs=mse"), "rangs"),
+        (("--set", "quantize.format=float16"), "activations of format float16 stay float"),
     ],
 )
 def test_bad_words(recipe: Path, words: tuple[str, ...], says: str) -> None:

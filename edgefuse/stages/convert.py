@@ -126,12 +126,14 @@ def _equal_axes(error: ParityError, signature: Signature) -> ParityError | None:
 def _given(path: Path, recipe: Recipe, context: Context) -> dict[str, Any]:
     """A float .tflite as the source: checked, run on real samples, taken as it is."""
     from edgefuse.tflite.feeds import check_given, run_samples, source_layouts
+    from edgefuse.tflite.intact import require_intact
     from edgefuse.tflite.runtime import missing_kernel
 
     assert recipe.model.tflite is not None
     given = context.local(recipe.model.tflite)
     path.write_bytes(given.read_bytes())
     check_given(given, recipe.model.inputs)
+    require_intact(given, context.log)
     layouts, feeds = source_layouts(recipe), _feeds(recipe, context)
     other = "reference"
     try:

@@ -11,10 +11,11 @@ answers for them.
 from __future__ import annotations
 
 import copy
+import struct
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from edgefuse.errors import StageError
+from edgefuse.errors import SourceError, StageError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -75,13 +76,24 @@ def with_tensor_names(data: bytes, names: Sequence[str]) -> bytes:
 
 
 class Edit:
-    """A file unpacked; ``packed()`` packs it again."""
+    """A file unpacked; ``packed()`` packs it again.
+
+    Raises:
+        SourceError: what :mod:`edgefuse.tflite.read` does not look at is damaged.
+    """
 
     def __init__(self, data: bytes) -> None:
         from ai_edge_litert import schema_py_generated as schema
 
+        from edgefuse.tflite.read import DAMAGED
+
         self.schema: Any = schema
-        self.model: Any = schema.ModelT.InitFromObj(schema.Model.GetRootAs(data))
+        try:
+            self.model: Any = schema.ModelT.InitFromObj(schema.Model.GetRootAs(data))
+        except (struct.error, IndexError, ValueError, TypeError, OverflowError) as error:
+            raise SourceError(
+                f"damaged .tflite file ({len(data)} bytes): {error}", hint=DAMAGED
+            ) from error
         self.graph: Any = self.model.subgraphs[0]
         self._size = len(data)
         self._types = {v: k.lower() for k, v in vars(schema.TensorType).items() if _is_value(k)}

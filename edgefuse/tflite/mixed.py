@@ -135,6 +135,16 @@ class Mixer:
                 self.moves.append(pair)
             else:
                 self.layers.append(pair)
+        if (
+            not self.layers
+            and not self.strangers
+            and len(self.left_float) == len(int8_model.operators)
+        ):
+            raise StageError(
+                "no operator of the file is quantised",
+                hint="give the int8 file, not the float one",
+                where=int8_model.where,
+            )
         pairs = len(self.layers) + len(self.moves) + len(self.left_float)
         if not self.layers or len(self.strangers) > pairs:
             raise StageError(

@@ -23,6 +23,7 @@ import numpy as np
 from edgefuse.artifact import Layout, Quantization, Signature, TensorSpec
 from edgefuse.errors import SourceError, StageError, ToolError
 
+DAMAGED = "make the file again; a cut download or an interrupted write does this"
 IDENTIFIER = b"TFL3"
 FLOAT_DTYPES = frozenset({"float16", "bfloat16", "float32", "float64"})
 _BITS = {"bool": 8, "int4": 4, "uint4": 4, "int2": 2, "bfloat16": 16}
@@ -188,18 +189,18 @@ def read_model(path: Path) -> TfliteModel:
 def parse_model(data: bytes, where: str = "model") -> TfliteModel:
     """Parse the bytes of a .tflite file; ``where`` names them in messages. Raises as read_model."""
     if len(data) < 8:
-        raise SourceError(f"{len(data)} bytes are too short for a .tflite file", where=where)
+        text = f"{len(data)} bytes are too short for a .tflite file"
+        raise SourceError(text, where=where, hint=DAMAGED)
     if data[4:8] != IDENTIFIER:
-        raise SourceError(
-            f"not a .tflite file: identifier {data[4:8]!r}, expected {IDENTIFIER!r}", where=where
-        )
+        text = f"not a .tflite file: identifier {data[4:8]!r}, expected {IDENTIFIER!r}"
+        raise SourceError(text, where=where, hint="give a file that a TFLite converter wrote")
     schema = _schema()
     try:
         return _parse(data, where, schema)
     except (struct.error, IndexError, ValueError, TypeError, KeyError, OverflowError) as error:
         raise SourceError(
             f"damaged or truncated .tflite file ({len(data)} bytes): {error}",
-            hint="make the file again; a cut download or an interrupted write does this",
+            hint=DAMAGED,
             where=where,
         ) from error
 
