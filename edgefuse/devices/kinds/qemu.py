@@ -35,7 +35,7 @@ from edgefuse.devices.setup import debian, foreign, programs, wheels
 from edgefuse.devices.setup.board import AARCH64, GUEST
 from edgefuse.devices.setup.debian import Packages
 from edgefuse.devices.setup.foreign import program
-from edgefuse.devices.setup.piece import make_piece, require_piece, together
+from edgefuse.devices.setup.piece import is_whole, make_piece, require_piece, together
 from edgefuse.devices.setup.wheels import Wheel
 from edgefuse.errors import RecipeError, ToolError
 
@@ -129,7 +129,7 @@ def needs(target: Target, prepared: Path) -> dict[str, bool]:
         found["the runner (built with Zig's C compiler)"] = built
     else:
         found["the guest's Python, compiled and proven to load"] = _bytecode(board, prepared)
-    return {what: folder.is_dir() for what, folder in found.items()}
+    return {what: is_whole(folder) for what, folder in found.items()}
 
 
 def _bytecode(board: _Board, prepared: Path) -> Path:

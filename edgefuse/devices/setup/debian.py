@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgefuse.devices.setup.foreign import program, run, said
-from edgefuse.devices.setup.piece import make_piece
+from edgefuse.devices.setup.piece import is_whole, make_piece
 from edgefuse.errors import FetchError, ToolError
 
 RECORD = "packages.json"
@@ -66,7 +66,7 @@ def check(wanted: Packages, prepared: Path) -> None:
     Raises:
         ToolError: apt or dpkg is missing, and is needed.
     """
-    if not wanted.folder(prepared).is_dir():
+    if not is_whole(wanted.folder(prepared)):
         program("apt-get", _REMEDY)
         program("dpkg-deb", _REMEDY)
 

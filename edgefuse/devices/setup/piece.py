@@ -1,15 +1,18 @@
 """One folder of what `edgefuse setup` prepares: whole, or not there.
 
 A piece is filled under a temporary name beside its place and renamed, so that a killed setup leaves
-nothing that could be mistaken for a whole one; its name tells its content (versions, hashes), so
-that one that is there is never looked at again. A lock that dies with its holder lets a second
-setup wait for the first and then find its work done.
+nothing that could be mistaken for a whole one; its name tells its content (versions, hashes). It
+holds a list of its files with their sizes: where one is missing or cut, the piece counts as absent,
+and the next setup makes it anew. A file changed at equal size is not noticed. A lock that dies with
+its holder lets a second setup wait for the first and then find its work done.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
+import os
 import queue
 import shutil
 import tempfile
@@ -21,6 +24,7 @@ from edgefuse.errors import DeviceUnavailable, ToolError
 from edgefuse.store import disk_error, is_disk_error
 
 Fill = Callable[[Path], Iterator[str]]
+_LIST = ".piece.json"
 
 
 def make_piece(folder: Path, fill: Fill) -> Iterator[str]:
@@ -34,16 +38,20 @@ def make_piece(folder: Path, fill: Fill) -> Iterator[str]:
         StoreError: the disk is full or does not take the folder.
         EdgefuseError: as ``fill`` raises it; then nothing is left.
     """
-    if folder.is_dir():
+    if is_whole(folder):
         return
     try:
         with _locked(folder):
-            if folder.is_dir():
+            if is_whole(folder):
                 return
             part = Path(tempfile.mkdtemp(prefix=f".part-{folder.name}-", dir=folder.parent))
             part.chmod(0o755)
             try:
                 yield from fill(part)
+                listed = json.dumps(_files(part), sort_keys=True)
+                (part / _LIST).write_text(listed, "utf-8", "surrogateescape")
+                if folder.exists():
+                    folder.rename(part.with_name(f"{part.name}-old"))
                 part.rename(folder)
             finally:
                 _sweep(folder)
@@ -59,11 +67,39 @@ def require_piece(folder: Path, what: str, target: str) -> Path:
     Raises:
         DeviceUnavailable: with the command that makes it.
     """
-    if not folder.is_dir():
+    if not is_whole(folder):
+        lacking = "damaged" if folder.is_dir() else "missing"
         raise DeviceUnavailable(
-            f"{target} is not set up: {what} missing", hint=f"edgefuse setup {target}"
+            f"{target} is not set up: {what} {lacking}", hint=f"edgefuse setup {target}"
         )
     return folder
+
+
+def is_whole(folder: Path) -> bool:
+    """Whether every file that a piece was made with is still there, in its size."""
+    try:
+        listed = json.loads((folder / _LIST).read_text("utf-8", "surrogateescape"))
+    except (OSError, ValueError):
+        return False
+    found = _files(folder)
+    found.pop(_LIST, None)
+    return isinstance(listed, dict) and listed.items() <= found.items()
+
+
+def _files(folder: Path) -> dict[str, int]:
+    """Size in bytes of every file and link below a folder, by its path there."""
+    found = {}
+    pending = [""]
+    while pending:
+        below = pending.pop()
+        with os.scandir(folder / below) as entries:
+            for entry in entries:
+                name = f"{below}{entry.name}"
+                if entry.is_dir(follow_symlinks=False):
+                    pending.append(f"{name}/")
+                else:
+                    found[name] = entry.stat(follow_symlinks=False).st_size
+    return found
 
 
 def together(works: Sequence[Iterator[str]]) -> Iterator[str]:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from edgefuse.devices.runner_client import SOURCES
 from edgefuse.devices.setup.foreign import program, run, said
-from edgefuse.devices.setup.piece import make_piece, require_piece
+from edgefuse.devices.setup.piece import is_whole, make_piece, require_piece
 from edgefuse.devices.setup.wheels import Wheel, make_wheel
 from edgefuse.errors import ToolError
 
@@ -69,7 +69,7 @@ def make_runner(prepared: Path, architecture: str) -> Iterator[str]:
         ToolError: this machine cannot run it, or it fails.
     """
     folder = runner_folder(prepared, architecture)
-    if folder.is_dir():
+    if is_whole(folder):
         return
     yield from make_compiler(prepared)
     zig = _ZIG.folder(prepared) / "ziglang" / "zig"
@@ -118,7 +118,7 @@ def plugin_folder(prepared: Path) -> Path:
 
 def check_plugin(prepared: Path) -> None:
     """Refuse at once what :func:`make_plugin` would find missing: a C compiler, if it is needed."""
-    if not plugin_folder(prepared).is_dir():
+    if not is_whole(plugin_folder(prepared)):
         program("cc", _NO_CC)
 
 

@@ -48,7 +48,11 @@ def test_they_are_unpacked_once_and_their_versions_recorded(
     assert lines[-1] == "board: unpacked 2 packages"
     assert versions(WANTED, tmp_path) == {"qemu-user:any": "1:7.2", "libc6:any": "1:7.2"}
     folder = WANTED.folder(tmp_path)
-    assert sorted(path.name for path in folder.iterdir()) == ["packages.json", "usr"]
+    assert sorted(path.name for path in folder.iterdir()) == [
+        ".piece.json",
+        "packages.json",
+        "usr",
+    ]
     assert [path.name for path in (folder / "usr").iterdir()] == ["bin"]
     count = len(commands)
     assert list(make_packages(WANTED, tmp_path)) == []

@@ -74,6 +74,31 @@ def test_a_missing_piece_names_the_command(tmp_path: Path) -> None:
     assert caught.value.hint == "edgefuse setup emu-cortex-a53"
 
 
+@pytest.mark.parametrize("harm", ["gone", "cut", "link", "list"])
+def test_a_damaged_piece_is_noticed_and_made_anew(tmp_path: Path, harm: str) -> None:
+    def fill_more(folder: Path) -> Iterator[str]:
+        (folder / "below").mkdir()
+        (folder / "below" / "link").symlink_to("../file")
+        yield from fill(folder)
+
+    piece = tmp_path / "one"
+    list(make_piece(piece, fill_more))
+    assert require_piece(piece, "it is", "board") == piece
+    if harm == "gone":
+        (piece / "file").unlink()
+    elif harm == "cut":
+        (piece / "file").write_text("who")
+    elif harm == "link":
+        (piece / "below" / "link").unlink()
+    else:
+        (piece / ".piece.json").write_text("[")
+    with pytest.raises(DeviceUnavailable, match="it is damaged"):
+        require_piece(piece, "it is", "board")
+    assert list(make_piece(piece, fill_more)) == ["filling"]
+    assert require_piece(piece, "it is", "board") == piece
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".one.lock", "one"]
+
+
 def test_several_at_once_yield_all_lines_and_then_the_first_error() -> None:
     def work(name: str, fails: bool) -> Iterator[str]:
         yield f"{name} 1"

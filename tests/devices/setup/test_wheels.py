@@ -49,7 +49,7 @@ def test_it_is_downloaded_for_its_platform_checked_and_unpacked_once(
     assert asked[0][asked[0].index("--platform") + 1] == "manylinux_2_27_aarch64"
     assert asked[0][asked[0].index("--python-version") + 1] == "3.11"
     found = sorted(p.name for p in wheel.folder(tmp_path).rglob("*") if p.is_file())
-    assert found == ["lib.so"]
+    assert found == [".piece.json", "lib.so"]
     assert list(make_wheel(wheel, tmp_path)) == []
     assert len(asked) == 1
 
