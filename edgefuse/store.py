@@ -20,6 +20,7 @@ import errno
 import fcntl
 import json
 import os
+import re
 import shutil
 import tempfile
 import time
@@ -45,18 +46,25 @@ def default_root() -> Path:
 
 
 _FORGOTTEN_S = 30 * 24 * 3600
+_CUT_SHORT = re.compile(r"problem writing element|requested and \d+ written")
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO)
 
 
 def is_disk_error(error: OSError) -> bool:
     """Whether the disk, and not our code, is to blame."""
-    return error.errno in (*_FULL, *_REFUSED)
+    return error.errno in (*_FULL, *_REFUSED) or _cut_short(error)
+
+
+def _cut_short(error: OSError) -> bool:
+    """Whether NumPy could not write all of an array: its error has no number, and a full disk is
+    what causes it."""
+    return error.errno is None and bool(_CUT_SHORT.search(str(error)))
 
 
 def disk_error(error: OSError, place: Path) -> StoreError:
     """An OSError in the user's words."""
-    if error.errno in _FULL:
+    if error.errno in _FULL or _cut_short(error):
         return StoreError(
             "no space left on the disk",
             where=str(place),

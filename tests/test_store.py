@@ -22,6 +22,7 @@ from edgefuse.store import (
     copy_atomically,
     default_root,
     disk_error,
+    is_disk_error,
     write_atomically,
 )
 
@@ -202,6 +203,20 @@ def test_copies_are_whole_and_readable(tmp_path: Path) -> None:
     assert (tmp_path / "deep" / "b").stat().st_mode & 0o777 == 0o644
     with pytest.raises(StoreError, match="cannot be read"):
         copy_atomically(tmp_path / "gone", tmp_path / "c")
+
+
+@pytest.mark.parametrize(
+    ("text", "full"),
+    [
+        ("problem writing element 62464 to file", True),
+        ("491520 requested and 62464 written", True),
+        ("something else", False),
+    ],
+)
+def test_numpy_on_a_full_disk_gives_no_number(text: str, full: bool) -> None:
+    assert is_disk_error(OSError(text)) == full
+    if full:
+        assert disk_error(OSError(text), Path("/x")).message == "no space left on the disk"
 
 
 def test_a_disk_error_names_the_place_and_a_remedy() -> None:
