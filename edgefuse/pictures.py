@@ -11,6 +11,7 @@ by 255, which is what training code and the referees do.
 from __future__ import annotations
 
 import random
+import re
 import warnings
 from typing import IO, TYPE_CHECKING, Any
 
@@ -54,7 +55,7 @@ def decode(file: IO[bytes], name: str, where: str) -> Image:
         raise
     except Exception as error:  # Pillow's decoders raise whatever a damaged file leads them to
         raise DataError(
-            f"picture {name} cannot be decoded: {error}",
+            f"picture {name} cannot be decoded: {_told(error)}",
             hint="replace the file or take it out of the sample set",
             where=where,
         ) from None
@@ -131,3 +132,8 @@ def preprocess(
     if contract.layout == "NCHW":
         x = x.transpose(2, 0, 1)
     return np.ascontiguousarray(x[None], np.float32)
+
+
+def _told(error: Exception) -> str:
+    """Pillow's message, without the object that it was given instead of a file."""
+    return re.sub(r" <[^>]*>", "", str(error)) or type(error).__name__

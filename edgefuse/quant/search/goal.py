@@ -104,7 +104,7 @@ class Judge:
         self._classes = classes_of(self._signature.outputs[0]) is not None
         if not self._classes and (goal.min_agreement, goal.max_drop_points) != (None, None):
             raise DataError(
-                "quantize.goal asks for classes, and the model's first output is no row of scores: "
+                "the goal asks for classes, and the model's first output is no row of scores: "
                 f"{list(first.shape[1:])} a sample",
                 hint="give min_sqnr_db instead",
                 where="quantize.goal",

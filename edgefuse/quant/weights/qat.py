@@ -131,7 +131,7 @@ def fine_tune(
             raise StageError(
                 f"the loss is {first:g} before anything is trained: a sample or the float model's "
                 "answer to it is no finite number",
-                hint="look for NaN and infinity in data.training",
+                hint="look in data.training for NaN, infinity, and values beyond 1e19",
                 where="quantize.qat",
             )
         best_step, last = _train(student, lesson, options, first, progress)
