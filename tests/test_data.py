@@ -258,7 +258,7 @@ BAD_FOLDERS = {
     "absolute": (lambda f: table(f, "file,class_index\n/p.png,1\n"), "no path inside the folder"),
     "twice": (lambda f: table(f, "file,class_index\np0.png,1\np0.png,1\n"), "listed twice"),
     "not text": (lambda f: (f / "labels.csv").write_bytes(b"\xff\xfe\x00"), "cannot be read"),
-    "no picture": (lambda f: (f / "p0.png").write_text("hello"), r"cannot identify image file$"),
+    "no picture": (lambda f: (f / "p0.png").write_text("hello"), r"cannot identify image file\n"),
     "truncated": (
         lambda f: (f / "p0.png").write_bytes((f / "p0.png").read_bytes()[:400]),
         r"picture p0\.png cannot be decoded",
