@@ -152,6 +152,33 @@ class Edit:
         if all(tensor.buffer != place for tensor in self.graph.tensors):
             self.model.buffers[place].data = None
 
+    def drop_unread(self) -> None:
+        """Drop tensors that no operator touches and nobody is promised; the others close ranks."""
+        graph = self.graph
+        held = {int(i) for o in graph.operators for i in (*o.inputs, *o.outputs)}
+        held |= {int(i) for i in (*graph.inputs, *graph.outputs)}
+        held |= {int(i) for o in graph.operators for i in _listed(o.intermediates)}
+        signatures = [
+            entry
+            for definition in self.model.signatureDefs or ()
+            for entry in (*(definition.inputs or ()), *(definition.outputs or ()))
+        ]
+        held |= {entry.tensorIndex for entry in signatures}
+        for index in range(len(graph.tensors)):
+            if index not in held and graph.tensors[index].buffer:
+                self.release(index)
+        kept = sorted(held - {-1})
+        fresh = {-1: -1, **{old: new for new, old in enumerate(kept)}}
+        graph.tensors = [graph.tensors[index] for index in kept]
+        for owner in (graph, *graph.operators):
+            owner.inputs = [fresh[int(i)] for i in owner.inputs]
+            owner.outputs = [fresh[int(i)] for i in owner.outputs]
+        for operator in graph.operators:
+            if len(_listed(operator.intermediates)):
+                operator.intermediates = [fresh[int(i)] for i in operator.intermediates]
+        for entry in signatures:
+            entry.tensorIndex = fresh[entry.tensorIndex]
+
     def cut(self, places: Sequence[int]) -> bytes:
         """A file of these operators alone: what they read from elsewhere are its inputs, what
         none of them reads are its outputs. It has no signature."""
@@ -201,6 +228,10 @@ class Edit:
         code.version = 1
         self.model.operatorCodes.append(code)
         return len(self.model.operatorCodes) - 1
+
+
+def _listed(vector: Any) -> Any:
+    return () if vector is None else vector
 
 
 def _packed(model: Any, size: int) -> bytes:

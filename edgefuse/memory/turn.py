@@ -1,0 +1,211 @@
+"""Turn a .tflite network by 180 degrees: every picture inside it upside down, kernels with it.
+
+Problem: where SAME does not lie as a padding asks for, it may lie so when the picture is read from
+its end (see :mod:`edgefuse.memory.absorb_pad`).
+
+Transformation: x'[i] = x[n - 1 - i] for rows and columns of every activation of rank 4.
+Convolutions turn their kernels; what works on one place at a time stays; a mean over rows and
+columns forgets the turn; PADs that stay swap their sides.
+
+Left alone: graphs with anything else on a picture. :func:`turn` then says which operator, and the
+edit must be thrown away.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from edgefuse.memory.windowed import (
+    CONVOLUTIONS,
+    axes,
+    constant,
+    fitted,
+    is_constant,
+    is_windowed,
+    label,
+    pads_of,
+    place,
+    replace_constant,
+)
+
+if TYPE_CHECKING:
+    from edgefuse.tflite.edit import Edit
+
+_PLACEWISE = frozenset(
+    {
+        *("ADD", "SUB", "MUL", "DIV", "MAXIMUM", "MINIMUM", "SQUARED_DIFFERENCE", "PRELU"),
+        *("RELU", "RELU6", "RELU_N1_TO_1", "RELU_0_TO_1", "LEAKY_RELU", "ELU", "GELU"),
+        *("LOGISTIC", "TANH", "HARD_SWISH", "QUANTIZE", "DEQUANTIZE", "CAST", "ABS", "NEG"),
+        *("EXP", "SQRT", "RSQRT", "SQUARE", "SOFTMAX"),
+    }
+)
+_REDUCING = frozenset({"MEAN", "SUM", "REDUCE_MAX", "REDUCE_MIN"})
+_REVERSE_VERSION = {"int8": 3, "int16": 3}
+
+
+@dataclass
+class Turned:
+    """``refused`` names what is in the way; empty when the turn was done."""
+
+    refused: str = ""
+    absorbed: set[int] = field(default_factory=set)
+    absorbed_not: dict[int, str] = field(default_factory=dict)
+    inputs: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
+
+
+def turn(edit: Edit, pads: Sequence[Any], *, reverse: bool) -> Turned:
+    """Turn the graph; the PADs given (by ``id``) go where the convolutions can do without."""
+    done = Turned()
+    inner = {int(p.outputs[0]): p for p in pads}
+    for pad in pads:
+        if reason := _turned_fits(edit, pad):
+            done.absorbed_not[id(pad)] = reason
+            del inner[int(pad.outputs[0])]
+        else:
+            done.absorbed.add(id(pad))
+    turned = {int(i) for i in edit.graph.inputs if _is_picture(edit, int(i))}
+    for operator in edit.graph.operators:
+        touched = [int(i) for i in operator.inputs if int(i) in turned]
+        if not touched:
+            continue
+        reason = _turn_operator(edit, operator, turned, inner)
+        if reason:
+            done.refused = f"{label(edit, operator)} is in the way of a turn: {reason}"
+            return done
+    for pad in pads:
+        if id(pad) in done.absorbed and int(pad.inputs[0]) not in turned:
+            done.absorbed.discard(id(pad))
+            done.absorbed_not[id(pad)] = "no picture of the inputs reaches it"
+        if id(pad) in done.absorbed:
+            edit.graph.operators = [o for o in edit.graph.operators if o is not pad]
+    pictures = [int(i) for i in edit.graph.inputs if int(i) in turned]
+    results = [int(i) for i in edit.graph.outputs if int(i) in turned]
+    if reverse:
+        for index in pictures:
+            _reverse_input(edit, index)
+        for index in results:
+            _reverse_output(edit, index)
+        return done
+    done.inputs = tuple(edit.graph.tensors[i].name.decode() for i in pictures)
+    done.outputs = tuple(edit.graph.tensors[i].name.decode() for i in results)
+    return done
+
+
+def _is_picture(edit: Edit, index: int) -> bool:
+    shape = [int(n) for n in edit.graph.tensors[index].shape]
+    return len(shape) == 4 and max(shape[1:3]) > 1
+
+
+def _turned_fits(edit: Edit, pad: Any) -> str:
+    """Why a reader of the PAD cannot pad for itself in the turned graph, else nothing."""
+    pads, result = pads_of(edit, pad), int(pad.outputs[0])
+    assert not isinstance(pads, str)
+    for operator in edit.graph.operators:
+        if result in {int(i) for i in operator.inputs}:
+            tall, wide = axes(edit, operator, int(pad.inputs[0]), pads)
+            fit = fitted(edit, operator, (tall.turned(), wide.turned()))
+            if isinstance(fit, str):
+                return fit
+    return ""
+
+
+def _turn_operator(edit: Edit, operator: Any, turned: set[int], inner: dict[int, Any]) -> str:
+    """Turn one operator that reads something turned; why it cannot be, else nothing."""
+    code, source = edit.code(operator), int(operator.inputs[0])
+    others = [int(i) for i in operator.inputs[1:] if i >= 0]
+    result = int(operator.outputs[0])
+    if is_windowed(edit, operator):
+        if code in CONVOLUTIONS and not is_constant(edit, others[0]):
+            return "its kernel is no constant"
+        pad = inner.get(source)
+        pads = pads_of(edit, pad) if pad is not None else None
+        assert not isinstance(pads, str)
+        origin = int(pad.inputs[0]) if pad is not None else None
+        tall, wide = axes(edit, operator, origin, pads)
+        fit = fitted(edit, operator, (tall.turned(), wide.turned()))
+        if isinstance(fit, str):
+            return fit
+        if origin is not None:
+            operator.inputs = [origin, *(int(i) for i in operator.inputs[1:])]
+        place(edit, operator, fit, turned=True)
+    elif code in ("PAD", "PADV2"):
+        pads = pads_of(edit, operator)
+        if isinstance(pads, str):
+            return pads
+        if result not in inner:
+            table = constant(edit, others[0]).copy()
+            table[1:3] = table[1:3, ::-1]
+            replace_constant(edit, operator, 1, table)
+    elif code == "CONCATENATION":
+        if operator.builtinOptions.axis not in (3, -1):
+            return "it joins pictures along rows or columns"
+        if any(int(i) not in turned and _is_picture(edit, int(i)) for i in operator.inputs):
+            return "it joins a picture that is not turned"
+    elif code in _REDUCING:
+        held = constant(edit, others[0]).reshape(-1) if is_constant(edit, others[0]) else ()
+        if not {1, 2} <= {int(a) % 4 for a in held}:
+            return "it reduces other axes than rows and columns"
+        return ""
+    elif code in _PLACEWISE:
+        if any(i not in turned and _is_spread(edit, i) for i in (source, *others)):
+            return "it meets values along rows and columns that are not turned"
+    else:
+        return "it does not commute with one"
+    if _is_picture(edit, result):
+        turned.add(result)
+    return ""
+
+
+def _is_spread(edit: Edit, index: int) -> bool:
+    """Whether a value that others are matched with differs along rows or columns."""
+    shape = [1, 1, 1, 1, *edit.graph.tensors[index].shape]
+    return shape[-2] != 1 or shape[-3] != 1
+
+
+def _reversed(edit: Edit, source: int, result: int, stem: str) -> list[Any]:
+    """Two operators, one axis each: older runtimes turn only one axis at a time."""
+    import numpy as np
+
+    middle = _twin(edit, source, f"{stem}_rows")
+    made = []
+    for axis, (begin, end) in ((1, (source, middle)), (2, (middle, result))):
+        tensor = edit.schema.TensorT()
+        tensor.name, tensor.shape = f"reverse_axis_{len(edit.graph.tensors)}".encode(), [1]
+        tensor.hasRank, tensor.type = True, edit.schema.TensorType.INT32
+        edit.graph.tensors.append(tensor)
+        which = len(edit.graph.tensors) - 1
+        edit.fill(which, np.array([axis], np.int32))
+        operator = edit.operator("REVERSE_V2", [begin, which], [end])
+        operator.builtinOptionsType = edit.schema.BuiltinOptions.ReverseV2Options
+        operator.builtinOptions = edit.schema.ReverseV2OptionsT()
+        version = _REVERSE_VERSION.get(edit.dtype(source), 1)
+        held = edit.model.operatorCodes[operator.opcodeIndex]
+        held.version = max(held.version, version)
+        made.append(operator)
+    return made
+
+
+def _twin(edit: Edit, index: int, suffix: str) -> int:
+    twin = copy.copy(edit.graph.tensors[index])
+    twin.name = twin.name + suffix.encode()
+    edit.graph.tensors.append(twin)
+    return len(edit.graph.tensors) - 1
+
+
+def _reverse_input(edit: Edit, index: int) -> None:
+    result = _twin(edit, index, "_turned")
+    for operator in edit.graph.operators:
+        operator.inputs = [result if int(i) == index else int(i) for i in operator.inputs]
+    edit.graph.operators[:0] = _reversed(edit, index, result, "_turned")
+
+
+def _reverse_output(edit: Edit, index: int) -> None:
+    inner = _twin(edit, index, "_turned")
+    for operator in edit.graph.operators:
+        operator.inputs = [inner if int(i) == index else int(i) for i in operator.inputs]
+        operator.outputs = [inner if int(i) == index else int(i) for i in operator.outputs]
+    edit.graph.operators += _reversed(edit, inner, index, "_back")
