@@ -162,7 +162,7 @@ def _turn_operator(edit: Edit, operator: Any, turned: set[int], inner: dict[int,
 
 def _is_spread(edit: Edit, index: int) -> bool:
     """Whether a value that others are matched with differs along rows or columns."""
-    shape = [1, 1, 1, 1, *edit.graph.tensors[index].shape]
+    shape = [1, 1, 1, *(int(n) for n in edit.graph.tensors[index].shape)]
     return shape[-2] != 1 or shape[-3] != 1
 
 

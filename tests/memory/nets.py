@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tflite.tiny import Builder
 
 from edgefuse.tflite.read import parse_model
 from edgefuse.tflite.runtime import open_model
-from tflite.tiny import Builder
 
 Array = np.ndarray[Any, Any]
 

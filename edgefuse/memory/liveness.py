@@ -1,0 +1,188 @@
+"""Which bytes of a .tflite file are alive when: what an arena has to hold.
+
+Problem: the arena is decided by the tensors that are alive at once, not by their sum. What is
+alive, and what may share its place with what, differs between runtimes: :class:`Sharing` states it.
+
+Time is the place of an operator in the file; a buffer lives from ``first`` to ``last``, both
+included. Model inputs are there at 0, model outputs to the last operator.
+
+Sharing: RESHAPE and its kin give the same bytes another shape, so that input and output are one
+buffer; an element-wise operator may write over an input of its own size that nobody reads later.
+
+Scope: one subgraph, constant shapes. Not in it: weights, variables, scratch (which depends on the
+kernels), the interpreter's own structures.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from edgefuse.errors import StageError
+
+if TYPE_CHECKING:
+    from edgefuse.tflite.read import Tensor, TfliteModel
+
+RESHAPES = frozenset({"RESHAPE", "SQUEEZE", "EXPAND_DIMS", "BITCAST"})
+_ELEMENTWISE = frozenset({"ADD", "SUB", "MUL", "DIV"})
+_MOST_BYTES = 2**63 - 1
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """How a runtime lays out its arena.
+
+    Attributes:
+        alignment: bytes; every buffer is rounded up to a multiple.
+        keeps_inputs: whether model inputs keep their place to the end.
+        reshapes: whether a reshape's output is its input's buffer.
+        elementwise: whether ADD, SUB, MUL and DIV write over an input.
+    """
+
+    alignment: int
+    keeps_inputs: bool
+    reshapes: bool
+    elementwise: bool
+
+
+TFLITE_MICRO = Sharing(alignment=16, keeps_inputs=False, reshapes=False, elementwise=False)
+LITERT = Sharing(alignment=64, keeps_inputs=True, reshapes=True, elementwise=True)
+
+
+@dataclass(frozen=True)
+class Live:
+    """A buffer: ``size_bytes`` (rounded up) in the arena from operator ``first`` to ``last``.
+
+    Attributes:
+        name: of the tensor that it was made for.
+        tensors: indices of all tensors that share it, in the order of their making.
+    """
+
+    name: str
+    size_bytes: int
+    first: int
+    last: int
+    tensors: tuple[int, ...]
+
+
+def live_buffers(model: TfliteModel, sharing: Sharing) -> tuple[Live, ...]:
+    """Every buffer of the arena, by the index of its first tensor.
+
+    Raises:
+        StageError: a shape that is known only at run time, no elements, or more bytes than an
+            address can tell.
+    """
+    held = {tensor.index: tensor for tensor in _activations(model)}
+    for tensor in held.values():
+        _check(tensor, model.where)
+    spans = _spans(model, held, sharing)
+    owner = _owners(model, held, spans, sharing)
+    groups: dict[int, list[int]] = {}
+    for index in held:
+        groups.setdefault(owner[index], []).append(index)
+    return tuple(
+        Live(
+            name=held[root].name,
+            size_bytes=_rounded(max(held[i].nbytes for i in group), sharing.alignment),
+            first=min(spans[i][0] for i in group),
+            last=max(spans[i][1] for i in group),
+            tensors=tuple(sorted(group, key=lambda i: (spans[i][0], i))),
+        )
+        for root, group in sorted(groups.items())
+    )
+
+
+def peak(buffers: tuple[Live, ...]) -> tuple[int, int]:
+    """The most bytes alive at once, and the first operator at which they are.
+
+    No plan needs less, in this order of operators.
+    """
+    ends = max((buffer.last for buffer in buffers), default=-1)
+    change = [0] * (ends + 2)
+    for buffer in buffers:
+        change[buffer.first] += buffer.size_bytes
+        change[buffer.last + 1] -= buffer.size_bytes
+    most, where, alive = 0, 0, 0
+    for step, delta in enumerate(change):
+        alive += delta
+        if alive > most:
+            most, where = alive, step
+    return most, where
+
+
+def _activations(model: TfliteModel) -> tuple[Tensor, ...]:
+    touched = {i for op in model.operators for i in (*op.inputs, *op.outputs)}
+    touched |= {*model.inputs, *model.outputs}
+    return tuple(
+        tensor
+        for tensor in model.tensors
+        if tensor.index in touched and not tensor.is_constant and not tensor.is_variable
+    )
+
+
+def _check(tensor: Tensor, where: str) -> None:
+    if tensor.is_dynamic:
+        problem, hint = "has a shape known only at run time", "convert with a fixed input shape"
+    elif tensor.nbytes > _MOST_BYTES:
+        problem, hint = "is larger than an address can tell", "make the input smaller"
+    elif tensor.nbytes <= 0:
+        problem, hint = "has no elements, or values without a fixed size", "leave the tensor out"
+    else:
+        return
+    raise StageError(
+        f"tensor {tensor.name!r} {list(tensor.shape)} {problem}: its memory cannot be planned",
+        hint=hint,
+        where=where,
+    )
+
+
+def _spans(
+    model: TfliteModel, held: dict[int, Tensor], sharing: Sharing
+) -> dict[int, tuple[int, int]]:
+    """First and last operator of each tensor."""
+    end = max(len(model.operators) - 1, 0)
+    first: dict[int, int] = dict.fromkeys(model.inputs, 0)
+    last: dict[int, int] = {}
+    for step, operator in enumerate(model.operators):
+        for index in (*operator.inputs, *operator.outputs):
+            first.setdefault(index, step)
+            last[index] = step
+    last |= dict.fromkeys(model.outputs, end)
+    if sharing.keeps_inputs:
+        last |= dict.fromkeys(model.inputs, end)
+    return {index: (first.get(index, 0), last.get(index, first.get(index, 0))) for index in held}
+
+
+def _owners(
+    model: TfliteModel,
+    held: dict[int, Tensor],
+    spans: dict[int, tuple[int, int]],
+    sharing: Sharing,
+) -> dict[int, int]:
+    """For each tensor the first tensor of its buffer."""
+    owner = {index: index for index in held}
+    until = {index: last for index, (_, last) in spans.items()}
+    fixed = {*model.inputs, *model.outputs}
+    for step, operator in enumerate(model.operators):
+        result = operator.outputs[0] if len(operator.outputs) == 1 else -1
+        if result not in held or owner[result] != result:
+            continue
+        if operator.code in RESHAPES and sharing.reshapes:
+            givers, early = list(operator.inputs[:1]), True
+        elif operator.code in _ELEMENTWISE and sharing.elementwise:
+            givers, early = list(operator.inputs), False
+        else:
+            continue
+        for giver in givers:
+            if giver not in held or giver in fixed or result in fixed:
+                continue
+            root = owner[giver]
+            if held[giver].nbytes == held[result].nbytes and (early or until[root] == step):
+                owner[result] = root
+                until[root] = max(until[root], spans[result][1])
+                break
+    return owner
+
+
+def _rounded(size: int, alignment: int) -> int:
+    return -(-size // alignment) * alignment

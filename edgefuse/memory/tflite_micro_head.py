@@ -1,0 +1,89 @@
+"""What tflite-micro will report as the head of its arena, without running it.
+
+Problem: whether a model fits a microcontroller is known only after a build; a search over rewrites
+needs the figure a thousand times.
+
+tflite-micro's planner takes buffers by falling size (equal ones by tensor index, scratch last) and
+puts each at the lowest address at which it overlaps nothing that lives at the same time. Every
+buffer is rounded up to 16 bytes. Scratch of the reference kernels: the sums of MEAN and SUM, the
+places of REDUCE_MAX and REDUCE_MIN, the accumulators of an integer TRANSPOSE_CONV.
+
+Scope: the reference kernels; one subgraph. Not in it: the tail (the interpreter's structures), and
+scratch of other operators or of vendors' kernels.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING
+
+from edgefuse.memory.liveness import TFLITE_MICRO, Live, live_buffers, peak
+
+if TYPE_CHECKING:
+    from edgefuse.tflite.read import TfliteModel
+
+
+@dataclass(frozen=True)
+class Head:
+    """``offsets`` belong to ``buffers``, in bytes; ``bound_bytes`` is the most alive at once."""
+
+    arena_bytes: int
+    bound_bytes: int
+    buffers: tuple[Live, ...]
+    offsets: tuple[int, ...]
+
+
+def predicted_head(model: TfliteModel) -> Head:
+    """The head of the arena of tflite-micro's interpreter, in bytes.
+
+    Raises:
+        StageError: what :func:`~edgefuse.memory.liveness.live_buffers` refuses.
+    """
+    buffers = (*live_buffers(model, TFLITE_MICRO), *_scratch(model))
+    offsets = greedy_offsets(buffers)
+    used = max((o + b.size_bytes for o, b in zip(offsets, buffers)), default=0)
+    return Head(used, peak(buffers)[0], buffers, offsets)
+
+
+def greedy_offsets(buffers: Sequence[Live]) -> tuple[int, ...]:
+    """The offset of each buffer, as tflite-micro's greedy planner chooses it."""
+    offsets = [0] * len(buffers)
+    placed: list[tuple[int, int, int]] = []  # Offset, when it was placed, which buffer.
+    order = sorted(range(len(buffers)), key=lambda k: -buffers[k].size_bytes)
+    for turn, place in enumerate(order):
+        wanted, begin = buffers[place], 0
+        for offset, _, other in placed:
+            held = buffers[other]
+            if held.first > wanted.last or wanted.first > held.last:
+                continue
+            if offset - begin >= wanted.size_bytes:
+                break
+            begin = max(begin, offset + held.size_bytes)
+        offsets[place] = begin
+        insort(placed, (begin, turn, place))
+    return tuple(offsets)
+
+
+def _scratch(model: TfliteModel) -> Iterator[Live]:
+    for step, operator in enumerate(model.operators):
+        for size in _scratch_bytes(model, step):
+            rounded = -(-size // TFLITE_MICRO.alignment) * TFLITE_MICRO.alignment
+            yield Live(f"scratch of {operator.label}", rounded, step, step, ())
+
+
+def _scratch_bytes(model: TfliteModel, step: int) -> list[int]:
+    operator = model.operators[step]
+    if operator.code not in ("MEAN", "SUM", "REDUCE_MAX", "REDUCE_MIN", "TRANSPOSE_CONV"):
+        return []
+    source = model.tensors[operator.inputs[2 if operator.code == "TRANSPOSE_CONV" else 0]]
+    result = model.tensors[operator.outputs[0]]
+    elements = prod(result.shape)
+    if operator.code == "TRANSPOSE_CONV":
+        return [elements * {"int8": 4, "int16": 8}[source.dtype]] if not source.is_float else []
+    if operator.code in ("MEAN", "SUM"):
+        return [] if source.is_float else [elements * 4]
+    axes = model.tensors[operator.inputs[1]]
+    return [4 * len(source.shape), 4 * max(prod(axes.shape), 1)]
