@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from edgefuse.memory.multiply_adds import multiply_adds
 from edgefuse.memory.turn import turn
-from edgefuse.memory.windowed import CONVOLUTIONS, axes, fitted, label, pads_of, place
+from edgefuse.memory.windowed import axes, fitted, pads_of, pads_of_convolutions, place
 
 if TYPE_CHECKING:
     from edgefuse.tflite.edit import Edit
@@ -78,7 +78,7 @@ def absorb_padding(
 
     model = parse_model(data)
     edit = Edit(data)
-    pads, left = _pads(edit)
+    pads, left = pads_of_convolutions(edit)
     inputs: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
     absorbed: list[str] = []
@@ -114,28 +114,6 @@ def absorb_padding(
         turned_inputs=inputs if absorbed else (),
         turned_outputs=outputs if absorbed else (),
     )
-
-
-def _pads(edit: Edit) -> tuple[list[tuple[str, Any]], list[tuple[str, str]]]:
-    """PADs in front of convolutions alone, with their labels; the others with the reason."""
-    fit: list[tuple[str, Any]] = []
-    left: list[tuple[str, str]] = []
-    for operator in edit.graph.operators:
-        if edit.code(operator) not in ("PAD", "PADV2"):
-            continue
-        name, pads = label(edit, operator), pads_of(edit, operator)
-        result = int(operator.outputs[0])
-        readers = [o for o in edit.graph.operators if result in {int(i) for i in o.inputs}]
-        others = sorted({edit.code(o) for o in readers} - CONVOLUTIONS)
-        if isinstance(pads, str):
-            left.append((name, pads))
-        elif result in {int(i) for i in edit.graph.outputs}:
-            left.append((name, "its result is an output of the model"))
-        elif others or not readers:
-            left.append((name, f"{', '.join(others) or 'nothing'} reads it"))
-        else:
-            fit.append((name, operator))
-    return fit, left
 
 
 def _widen(edit: Edit, pad: Any) -> str:

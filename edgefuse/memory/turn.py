@@ -20,10 +20,12 @@ from typing import TYPE_CHECKING, Any
 
 from edgefuse.memory.windowed import (
     CONVOLUTIONS,
+    PLACEWISE,
     axes,
     constant,
     fitted,
     is_constant,
+    is_spread,
     is_windowed,
     label,
     pads_of,
@@ -34,14 +36,6 @@ from edgefuse.memory.windowed import (
 if TYPE_CHECKING:
     from edgefuse.tflite.edit import Edit
 
-_PLACEWISE = frozenset(
-    {
-        *("ADD", "SUB", "MUL", "DIV", "MAXIMUM", "MINIMUM", "SQUARED_DIFFERENCE", "PRELU"),
-        *("RELU", "RELU6", "RELU_N1_TO_1", "RELU_0_TO_1", "LEAKY_RELU", "ELU", "GELU"),
-        *("LOGISTIC", "TANH", "HARD_SWISH", "QUANTIZE", "DEQUANTIZE", "CAST", "ABS", "NEG"),
-        *("EXP", "SQRT", "RSQRT", "SQUARE", "SOFTMAX"),
-    }
-)
 _REDUCING = frozenset({"MEAN", "SUM", "REDUCE_MAX", "REDUCE_MIN"})
 _REVERSE_VERSION = {"int8": 3, "int16": 3}
 
@@ -150,20 +144,14 @@ def _turn_operator(edit: Edit, operator: Any, turned: set[int], inner: dict[int,
         if not {1, 2} <= {int(a) % 4 for a in held}:
             return "it reduces other axes than rows and columns"
         return ""
-    elif code in _PLACEWISE:
-        if any(i not in turned and _is_spread(edit, i) for i in (source, *others)):
+    elif code in PLACEWISE:
+        if any(i not in turned and is_spread(edit, i) for i in (source, *others)):
             return "it meets values along rows and columns that are not turned"
     else:
         return "it does not commute with one"
     if _is_picture(edit, result):
         turned.add(result)
     return ""
-
-
-def _is_spread(edit: Edit, index: int) -> bool:
-    """Whether a value that others are matched with differs along rows or columns."""
-    shape = [1, 1, 1, *(int(n) for n in edit.graph.tensors[index].shape)]
-    return shape[-2] != 1 or shape[-3] != 1
 
 
 def _reversed(edit: Edit, source: int, result: int, stem: str) -> list[Any]:

@@ -18,6 +18,15 @@ if TYPE_CHECKING:
 
 Pads = dict[int, tuple[int, int]]
 CONVOLUTIONS = frozenset({"CONV_2D", "DEPTHWISE_CONV_2D"})
+# Each output place is made from the same place of the inputs.
+PLACEWISE = frozenset(
+    {
+        *("ADD", "SUB", "MUL", "DIV", "MAXIMUM", "MINIMUM", "SQUARED_DIFFERENCE", "PRELU"),
+        *("RELU", "RELU6", "RELU_N1_TO_1", "RELU_0_TO_1", "LEAKY_RELU", "ELU", "GELU"),
+        *("LOGISTIC", "TANH", "HARD_SWISH", "QUANTIZE", "DEQUANTIZE", "CAST", "ABS", "NEG"),
+        *("EXP", "SQRT", "RSQRT", "SQUARE", "SOFTMAX"),
+    }
+)
 
 
 def is_windowed(edit: Edit, operator: Any) -> bool:
@@ -112,6 +121,12 @@ def is_constant(edit: Edit, index: int) -> bool:
     return data is not None and len(data) > 0
 
 
+def is_spread(edit: Edit, index: int) -> bool:
+    """Whether a value that others are matched with differs along rows or columns."""
+    shape = [1, 1, 1, *(int(n) for n in edit.graph.tensors[index].shape)]
+    return shape[-2] != 1 or shape[-3] != 1
+
+
 def replace_constant(edit: Edit, operator: Any, slot: int, value: np.ndarray[Any, Any]) -> None:
     """Another constant for one operator; others that read the old one keep it."""
     index = int(operator.inputs[slot])
@@ -150,6 +165,28 @@ def pads_of(edit: Edit, operator: Any) -> Pads | str:
             if given != (zeros[0] if zeros else 0):
                 return "it pads with something else than zero"
     return {axis: (int(table[axis][0]), int(table[axis][1])) for axis in (1, 2)}
+
+
+def pads_of_convolutions(edit: Edit) -> tuple[list[tuple[str, Any]], list[tuple[str, str]]]:
+    """PADs in front of convolutions alone, with their labels; the others with the reason."""
+    fit: list[tuple[str, Any]] = []
+    left: list[tuple[str, str]] = []
+    for operator in edit.graph.operators:
+        if edit.code(operator) not in ("PAD", "PADV2"):
+            continue
+        name, pads = label(edit, operator), pads_of(edit, operator)
+        result = int(operator.outputs[0])
+        readers = [o for o in edit.graph.operators if result in {int(i) for i in o.inputs}]
+        others = sorted({edit.code(o) for o in readers} - CONVOLUTIONS)
+        if isinstance(pads, str):
+            left.append((name, pads))
+        elif result in {int(i) for i in edit.graph.outputs}:
+            left.append((name, "its result is an output of the model"))
+        elif others or not readers:
+            left.append((name, f"{', '.join(others) or 'nothing'} reads it"))
+        else:
+            fit.append((name, operator))
+    return fit, left
 
 
 def _parameters(quantization: Any) -> tuple[list[float], list[int]]:
