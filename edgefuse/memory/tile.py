@@ -1,0 +1,224 @@
+"""Run the first operators of a .tflite file tile by tile, so that their large tensors never exist.
+
+Problem: the arena of a picture network is decided by its first blocks, where pictures are large. No
+plan goes below what one operator reads and writes there.
+
+Transformation: y = f(x) for the first operators f becomes y = join(f(x[tile + halo])): each tile of
+y is computed from the part of x that it depends on. What neighbouring tiles both need is computed
+twice: those are the extra multiply-adds. Where a window reaches past the border of the picture, an
+explicit PAD stands for it, with the zero point; inside the picture nothing is padded. Every element
+is computed by the same sum as before: bit by bit the same in int8. Only STRIDED_SLICE, PAD and
+CONCATENATION are added, which every TFLite runtime has.
+
+The search takes the tiling with the fewest extra multiply-adds whose arena under tflite-micro (see
+:mod:`edgefuse.memory.tflite_micro_head`) keeps to the goal. Each tile has operators of its own, so
+the interpreter's structures grow with the tiles: they are in the arena's tail, not in its head.
+
+Scope: see :mod:`edgefuse.memory.tile_segment`; batch 1. Left alone: everything behind the segment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from edgefuse.errors import GateFailed, StageError, UsageError
+from edgefuse.memory.liveness import TFLITE_MICRO, Live, live_buffers, peak
+from edgefuse.memory.multiply_adds import multiply_adds, of_operator
+from edgefuse.memory.tflite_micro_head import predicted_head
+from edgefuse.memory.tile_draft import as_model, draft
+from edgefuse.memory.tile_segment import Segment, places, segments
+from edgefuse.memory.tile_write import write
+
+if TYPE_CHECKING:
+    from edgefuse.tflite.read import TfliteModel
+
+MOST_TILES_AN_AXIS = 8
+_GOAL_HINT = "give a larger goal, a smaller input picture, or a narrower network"
+
+
+@dataclass(frozen=True)
+class Tiled:
+    """What was done.
+
+    Attributes:
+        grid: rows and columns of tiles.
+        first, last: labels of the segment's first and last operator, in the file as it was.
+        head_bytes_before, head_bytes: of tflite-micro's arena, foretold.
+        operators_before, operators: of the whole file.
+    """
+
+    grid: tuple[int, int]
+    first: str
+    last: str
+    head_bytes_before: int
+    head_bytes: int
+    multiply_adds_before: int
+    multiply_adds: int
+    operators_before: int
+    operators: int
+
+    @property
+    def extra_share(self) -> float:
+        """Multiply-adds more than before, as a share of those before."""
+        return self.multiply_adds / max(self.multiply_adds_before, 1) - 1
+
+
+@dataclass(frozen=True)
+class _Choice:
+    extra: int
+    segment: Segment
+    grid: tuple[int, int]
+
+
+def tile(
+    data: bytes,
+    *,
+    arena_bytes: int | None = None,
+    grid: tuple[int, int] | None = None,
+    last: int | None = None,
+    max_extra_share: float = 1.0,
+) -> tuple[bytes, Tiled]:
+    """The same model with its first operators in tiles.
+
+    Args:
+        arena_bytes: the goal for the head of tflite-micro's arena; the cheapest tiling that keeps
+            to it is taken, of ``grid`` and ``last`` where they are given.
+        grid: rows and columns of tiles; (1, 1) is no tiling.
+        last: the place of the segment's last operator; needed with ``grid`` when there is no goal.
+        max_extra_share: of multiply-adds; what costs more is not considered.
+
+    Raises:
+        SourceError, StageError: the file cannot be read, its memory not be planned, or none of its
+            operators can be tiled.
+        UsageError: neither a goal nor both ``grid`` and ``last``.
+        GateFailed: nothing keeps to the goal; the message names the least arena and its tensors.
+    """
+    from edgefuse.tflite.edit import Edit
+    from edgefuse.tflite.read import parse_model
+
+    if arena_bytes is None and (grid is None or last is None):
+        raise UsageError(
+            "a tiling needs a goal in bytes, or a grid and the last operator",
+            hint="give arena_bytes, or grid and last",
+        )
+    model, edit = parse_model(data), Edit(data)
+    found = [s for s in segments(edit) if last is None or s.end == last + 1]
+    if not found:
+        raise StageError(
+            "no operators of the model can be tiled"
+            + ("" if last is None else f" up to {_label(model, last)}"),
+            hint="tiled are convolutions and what works place by place, up to where one tensor "
+            "alone leads on",
+            where=model.where,
+        )
+    before = predicted_head(model).arena_bytes
+    choice = _chosen(model, found, arena_bytes, grid, max_extra_share, before)
+    if choice is not None:
+        write(edit, draft(model, choice.segment, choice.grid))
+        data = edit.packed()
+    after = parse_model(data)
+    segment = choice.segment if choice else found[0]
+    return data, Tiled(
+        grid=choice.grid if choice else (1, 1),
+        first=model.operators[segment.begin].label,
+        last=model.operators[segment.end - 1].label,
+        head_bytes_before=before,
+        head_bytes=predicted_head(after).arena_bytes,
+        multiply_adds_before=multiply_adds(model),
+        multiply_adds=multiply_adds(after),
+        operators_before=len(model.operators),
+        operators=len(after.operators),
+    )
+
+
+def _label(model: TfliteModel, place: int) -> str:
+    return model.operators[place].label if 0 <= place < len(model.operators) else f"#{place}"
+
+
+def _chosen(
+    model: TfliteModel,
+    found: list[Segment],
+    goal: int | None,
+    grid: tuple[int, int] | None,
+    max_extra_share: float,
+    before: int,
+) -> _Choice | None:
+    """The cheapest choice that keeps to the goal; None when the file as it is does."""
+    if goal is not None and before <= goal and grid is None:
+        return None
+    least: tuple[int, TfliteModel] = (before, model)
+    limit = max_extra_share * multiply_adds(model)
+    rest = {s: _rest_peak(model, s) for s in found}
+    choices = sorted(
+        _choices(model, found, grid), key=lambda c: (c.extra, c.grid[0] * c.grid[1], c.segment.end)
+    )
+    for choice in choices:
+        if goal is not None and (choice.extra > limit or rest[choice.segment] > goal):
+            continue
+        planned = as_model(model, draft(model, choice.segment, choice.grid))
+        if goal is None:
+            return choice
+        if peak(live_buffers(planned, TFLITE_MICRO))[0] > goal:
+            head = peak(live_buffers(planned, TFLITE_MICRO))[0]
+        else:
+            head = predicted_head(planned).arena_bytes
+        if head <= goal:
+            return choice
+        if head < least[0]:
+            least = (head, planned)
+    assert goal is not None
+    raise GateFailed(
+        f"no tiling keeps the arena's head to {goal} bytes with at most "
+        f"{max_extra_share:.0%} more multiply-adds: {_blocked(model, found, goal, least)}",
+        hint=_GOAL_HINT,
+        where=model.where,
+    )
+
+
+def _choices(
+    model: TfliteModel, found: list[Segment], grid: tuple[int, int] | None
+) -> Iterator[_Choice]:
+    for segment in found:
+        shape = model.tensors[segment.result].shape
+        size = (shape[1], shape[2])
+        costs = []
+        for step in segment.steps:
+            made = model.tensors[step.output].shape
+            costs.append(of_operator(model, model.operators[step.place]) // (made[1] * made[2]))
+        whole = sum(cost * n for cost, n in zip(costs, places(segment, (1, 1), size)))
+        ways = [min(MOST_TILES_AN_AXIS, n) for n in size]
+        grids = [(y, x) for y in range(1, ways[0] + 1) for x in range(1, ways[1] + 1)]
+        if grid is not None:
+            grids = [grid] if 1 <= grid[0] <= size[0] and 1 <= grid[1] <= size[1] else []
+        for one in grids:
+            if one != (1, 1):
+                total = sum(cost * n for cost, n in zip(costs, places(segment, one, size)))
+                yield _Choice(total - whole, segment, one)
+
+
+def _rest_peak(model: TfliteModel, segment: Segment) -> int:
+    """The most bytes alive at once behind the segment: no tiling of it changes them."""
+    return peak(
+        tuple(
+            Live(b.name, b.size_bytes, max(b.first, segment.end), b.last, b.tensors)
+            for b in live_buffers(model, TFLITE_MICRO)
+            if b.last >= segment.end
+        )
+    )[0]
+
+
+def _blocked(
+    model: TfliteModel, found: list[Segment], goal: int, least: tuple[int, TfliteModel]
+) -> str:
+    """What stands in the way."""
+    rest = min((_rest_peak(model, segment), segment.end) for segment in found)
+    if rest[0] > goal:
+        last = model.operators[max(segment.end for segment in found) - 1].label
+        return f"behind {last}, the last operator that can be tiled, {rest[0]} bytes are alive"
+    buffers = live_buffers(least[1], TFLITE_MICRO)
+    step = peak(buffers)[1]
+    alive = sorted((b for b in buffers if b.first <= step <= b.last), key=lambda b: -b.size_bytes)
+    names = ", ".join(f"{b.name} ({b.size_bytes})" for b in alive[:3])
+    return f"the least found is {least[0]} bytes, at {least[1].operators[step].label}: {names}"

@@ -1,0 +1,188 @@
+"""Which operators of a .tflite file can run tile by tile, and which region each tile needs.
+
+Problem: a tile of a result needs more than itself of every input before it: the halo that windows
+reach over. Going back from the result through the operators, the region of each tensor follows.
+
+Scope: convolutions and max pooling, operators that work on one place at a time, channels joined; PADs
+in front of convolutions count as the convolution's own padding. Left alone: everything behind the
+first operator that is none of these; poolings that pad.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from edgefuse.memory.windowed import (
+    CONVOLUTIONS,
+    PLACEWISE,
+    axes,
+    is_constant,
+    is_spread,
+    is_windowed,
+    pads_of,
+    pads_of_convolutions,
+)
+
+if TYPE_CHECKING:
+    from edgefuse.memory.windows import Axis
+    from edgefuse.tflite.edit import Edit
+
+Interval = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One operator that runs tile by tile.
+
+    Attributes:
+        place: the operator's place in the file.
+        inputs: the activations it reads, a PAD in front already left out.
+        windows: rows and columns; None for an operator that works on one place at a time.
+    """
+
+    place: int
+    inputs: tuple[int, ...]
+    output: int
+    windows: tuple[Axis, Axis] | None
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Operators from ``begin`` up to, not including, ``end``: from one tensor to one tensor."""
+
+    begin: int
+    end: int
+    source: int
+    result: int
+    steps: tuple[Step, ...]
+
+
+def segments(edit: Edit) -> tuple[Segment, ...]:
+    """The first stretch of operators that can be tiled, cut wherever one tensor alone leads on;
+    shortest first. Empty where there is none."""
+    operators = edit.graph.operators
+    pads = {id(operator): operator for _, operator in pads_of_convolutions(edit)[0]}
+    begin = 0
+    while begin < len(operators) and _step(edit, begin, {}, pads) is None:
+        begin += 1
+    if begin == len(operators):
+        return ()
+    source = next(int(i) for i in operators[begin].inputs if not is_constant(edit, int(i)))
+    padded: dict[int, Any] = {}
+    steps: list[Step] = []
+    known, found = {source}, []
+    for place in range(begin, len(operators)):
+        operator = operators[place]
+        if id(operator) in pads and int(operator.inputs[0]) in known:
+            padded[int(operator.outputs[0])] = operator
+            continue
+        step = _step(edit, place, padded, pads)
+        if step is None or not {*step.inputs} <= known:
+            break
+        steps.append(step)
+        known.add(step.output)
+        if _crossing(edit, known - {source}, place) == {step.output} and not _waiting(
+            edit, padded, place
+        ):
+            found.append(Segment(begin, place + 1, source, step.output, tuple(steps)))
+    return tuple(found)
+
+
+def _crossing(edit: Edit, made: set[int], place: int) -> set[int]:
+    """What later operators, or the caller, read of what was made so far."""
+    later = {int(i) for operator in edit.graph.operators[place + 1 :] for i in operator.inputs}
+    return made & (later | {int(i) for i in edit.graph.outputs})
+
+
+def _waiting(edit: Edit, padded: dict[int, Any], place: int) -> bool:
+    """Whether a PAD's reader is still to come."""
+    later = {int(i) for operator in edit.graph.operators[place + 1 :] for i in operator.inputs}
+    return bool(later & padded.keys())
+
+
+def _step(edit: Edit, place: int, padded: dict[int, Any], pads: dict[int, Any]) -> Step | None:
+    operator = edit.graph.operators[place]
+    code = edit.code(operator)
+    if id(operator) in pads:
+        return Step(place, (int(operator.inputs[0]),), int(operator.outputs[0]), None)
+    given = [int(i) for i in operator.inputs if i >= 0]
+    moving = [i for i in given if not is_constant(edit, i)]
+    if len(operator.outputs) != 1 or not moving:
+        return None
+    result = int(operator.outputs[0])
+    if any(not _is_map(edit, i) for i in (*moving, result)):
+        return None
+    if is_windowed(edit, operator):
+        if code not in (*CONVOLUTIONS, "MAX_POOL_2D") or len(moving) > 1:
+            return None
+        pad = padded.get(moving[0])
+        source = int(pad.inputs[0]) if pad is not None else moving[0]
+        around = pads_of(edit, pad) if pad is not None else None
+        assert not isinstance(around, str)
+        windows = axes(edit, operator, source, around)
+        outside = any(axis.before > 0 or axis.after > 0 for axis in windows)
+        if outside and code not in CONVOLUTIONS:
+            return None
+        return Step(place, (source,), result, windows)
+    if code == "CONCATENATION":
+        if operator.builtinOptions.axis not in (3, -1) or len(moving) != len(given):
+            return None
+    elif code not in PLACEWISE or any(is_spread(edit, i) for i in given if i not in moving):
+        return None
+    sizes = {_extent(edit, i) for i in (*moving, result)}
+    return Step(place, tuple(moving), result, None) if len(sizes) == 1 else None
+
+
+def _is_map(edit: Edit, index: int) -> bool:
+    tensor = edit.graph.tensors[index]
+    return len(tensor.shape) == 4 and int(tensor.shape[0]) == 1 and not tensor.isVariable
+
+
+def _extent(edit: Edit, index: int) -> tuple[int, int]:
+    shape = edit.graph.tensors[index].shape
+    return int(shape[1]), int(shape[2])
+
+
+def cut(size: int, parts: int) -> tuple[Interval, ...]:
+    """``size`` in ``parts`` intervals that differ by one at most."""
+    edges = [size * k // parts for k in range(parts + 1)]
+    return tuple(zip(edges, edges[1:]))
+
+
+def read_by(step: Step, axis: int, wanted: Interval) -> tuple[Interval, Interval]:
+    """What a step reads to make ``wanted``, inside the input; and how much of it lies outside, in
+    front and behind."""
+    if step.windows is None:
+        return wanted, (0, 0)
+    window = step.windows[axis]
+    low = wanted[0] * window.stride - window.before
+    high = (wanted[1] - 1) * window.stride - window.before + window.kernel
+    inside = (max(low, 0), min(high, window.size))
+    return inside, (max(-low, 0), max(high - window.size, 0))
+
+
+def needed(segment: Segment, axis: int, wanted: Interval) -> dict[int, Interval]:
+    """Of each tensor of the segment, what a tile needs along one axis."""
+    regions = {segment.result: wanted}
+    for step in reversed(segment.steps):
+        low, high = read_by(step, axis, regions[step.output])[0]
+        for index in step.inputs:
+            held = regions.get(index, (low, high))
+            regions[index] = (min(held[0], low), max(held[1], high))
+    return regions
+
+
+def places(segment: Segment, grid: tuple[int, int], size: tuple[int, int]) -> Iterator[int]:
+    """How many places of its output each step makes, over all tiles."""
+    totals = []
+    for axis in (0, 1):
+        total = dict.fromkeys((step.output for step in segment.steps), 0)
+        for interval in cut(size[axis], grid[axis]):
+            regions = needed(segment, axis, interval)
+            for index in total:
+                total[index] += regions[index][1] - regions[index][0]
+        totals.append(total)
+    for step in segment.steps:
+        yield totals[0][step.output] * totals[1][step.output]
