@@ -3,10 +3,10 @@
 Problem: whether a model fits a microcontroller is known only after a build; a search over rewrites
 needs the figure a thousand times.
 
-tflite-micro's planner takes buffers by falling size (of equal ones the later tensor first, scratch before all) and
-puts each at the lowest address at which it overlaps nothing that lives at the same time. Every
-buffer is rounded up to 16 bytes. Scratch of the reference kernels: the sums of MEAN and SUM, the
-places of REDUCE_MAX and REDUCE_MIN, the accumulators of an integer TRANSPOSE_CONV.
+tflite-micro's planner takes buffers by falling size (of equal ones the later tensor first, scratch
+before all) and puts each at the lowest address at which it overlaps nothing that lives at the same
+time. Every buffer is rounded up to 16 bytes. Scratch of the reference kernels: the sums of MEAN and
+SUM, the places of REDUCE_MAX and REDUCE_MIN, the accumulators of an integer TRANSPOSE_CONV.
 
 Scope: the reference kernels; one subgraph. Not in it: the tail (the interpreter's structures), and
 scratch of other operators or of vendors' kernels.
@@ -52,7 +52,7 @@ def greedy_offsets(buffers: Sequence[Live]) -> tuple[int, ...]:
     """The offset of each buffer, as tflite-micro's greedy planner chooses it."""
     offsets = [0] * len(buffers)
     placed: list[tuple[int, int, int]] = []  # Offset, when it was placed, which buffer.
-    order = sorted(reversed(range(len(buffers))), key=lambda k: -buffers[k].size_bytes)
+    order = sorted(range(len(buffers)), key=lambda k: (-buffers[k].size_bytes, -k))
     for turn, place in enumerate(order):
         wanted, begin = buffers[place], 0
         for offset, _, other in placed:

@@ -148,30 +148,31 @@ def _chosen(
     """The cheapest choice that keeps to the goal; None when the file as it is does."""
     if goal is not None and before <= goal and grid is None:
         return None
-    least: tuple[int, TfliteModel] = (before, model)
     limit = max_extra_share * multiply_adds(model)
-    rest = {s: _rest_peak(model, s) for s in found}
+    rest = {segment.end: _rest_peak(model, segment) for segment in found}
     choices = sorted(
-        _choices(model, found, grid), key=lambda c: (c.extra, c.grid[0] * c.grid[1], c.segment.end)
+        (c for c in _choices(model, found, grid) if goal is None or c.extra <= limit),
+        key=lambda c: (c.extra, c.grid[0] * c.grid[1], c.segment.end),
     )
     for choice in choices:
-        if goal is not None and (choice.extra > limit or rest[choice.segment] > goal):
-            continue
-        planned = as_model(model, draft(model, choice.segment, choice.grid))
         if goal is None:
             return choice
+        if rest[choice.segment.end] > goal:
+            continue
+        planned = as_model(model, draft(model, choice.segment, choice.grid))
         if peak(live_buffers(planned, TFLITE_MICRO))[0] > goal:
-            head = peak(live_buffers(planned, TFLITE_MICRO))[0]
-        else:
-            head = predicted_head(planned).arena_bytes
-        if head <= goal:
+            continue
+        if predicted_head(planned).arena_bytes <= goal:
             return choice
-        if head < least[0]:
-            least = (head, planned)
-    assert goal is not None
+    if goal is None:
+        raise UsageError(
+            f"no grid of {grid} tiles in the result of {_label(model, found[0].end - 1)}",
+            hint="(1, 1) is no tiling, and no tile may be empty",
+            where=model.where,
+        )
     raise GateFailed(
         f"no tiling keeps the arena's head to {goal} bytes with at most "
-        f"{max_extra_share:.0%} more multiply-adds: {_blocked(model, found, goal, least)}",
+        f"{max_extra_share:.0%} more multiply-adds: {_blocked(model, choices)}",
         hint=_GOAL_HINT,
         where=model.where,
     )
@@ -209,16 +210,16 @@ def _rest_peak(model: TfliteModel, segment: Segment) -> int:
     )[0]
 
 
-def _blocked(
-    model: TfliteModel, found: list[Segment], goal: int, least: tuple[int, TfliteModel]
-) -> str:
-    """What stands in the way."""
-    rest = min((_rest_peak(model, segment), segment.end) for segment in found)
-    if rest[0] > goal:
-        last = model.operators[max(segment.end for segment in found) - 1].label
-        return f"behind {last}, the last operator that can be tiled, {rest[0]} bytes are alive"
-    buffers = live_buffers(least[1], TFLITE_MICRO)
-    step = peak(buffers)[1]
+def _blocked(model: TfliteModel, choices: list[_Choice]) -> str:
+    """The least arena of all choices, by what is alive at once, and its largest tensors."""
+    least = model
+    buffers = live_buffers(model, TFLITE_MICRO)
+    for choice in choices:
+        planned = as_model(model, draft(model, choice.segment, choice.grid))
+        held = live_buffers(planned, TFLITE_MICRO)
+        if peak(held)[0] < peak(buffers)[0]:
+            least, buffers = planned, held
+    most, step = peak(buffers)
     alive = sorted((b for b in buffers if b.first <= step <= b.last), key=lambda b: -b.size_bytes)
-    names = ", ".join(f"{b.name} ({b.size_bytes})" for b in alive[:3])
-    return f"the least found is {least[0]} bytes, at {least[1].operators[step].label}: {names}"
+    names = ", ".join(f"{b.name} ({b.size_bytes} bytes)" for b in alive[:3])
+    return f"at least {most} bytes are alive at {least.operators[step].label}, most of them {names}"

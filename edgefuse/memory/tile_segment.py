@@ -3,15 +3,16 @@
 Problem: a tile of a result needs more than itself of every input before it: the halo that windows
 reach over. Going back from the result through the operators, the region of each tensor follows.
 
-Scope: convolutions and max pooling, operators that work on one place at a time, channels joined; PADs
-in front of convolutions count as the convolution's own padding. Left alone: everything behind the
-first operator that is none of these; poolings that pad.
+Scope: convolutions and max pooling, operators that work on one place at a time, channels joined;
+PADs in front of convolutions count as the convolution's own padding. Left alone: everything behind
+the first operator that is none of these; poolings that pad.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from edgefuse.memory.windowed import (
@@ -148,7 +149,7 @@ def _extent(edit: Edit, index: int) -> tuple[int, int]:
 def cut(size: int, parts: int) -> tuple[Interval, ...]:
     """``size`` in ``parts`` intervals that differ by one at most."""
     edges = [size * k // parts for k in range(parts + 1)]
-    return tuple(zip(edges, edges[1:]))
+    return tuple(pairwise(edges))
 
 
 def read_by(step: Step, axis: int, wanted: Interval) -> tuple[Interval, Interval]:
