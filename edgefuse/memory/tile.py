@@ -222,4 +222,7 @@ def _blocked(model: TfliteModel, choices: list[_Choice]) -> str:
     most, step = peak(buffers)
     alive = sorted((b for b in buffers if b.first <= step <= b.last), key=lambda b: -b.size_bytes)
     names = ", ".join(f"{b.name} ({b.size_bytes} bytes)" for b in alive[:3])
-    return f"at least {most} bytes are alive at {least.operators[step].label}, most of them {names}"
+    return (
+        f"the least is {predicted_head(least).arena_bytes} bytes, of which {most} are alive at "
+        f"{least.operators[step].label}, most of them {names}"
+    )

@@ -140,7 +140,7 @@ def _tile(model: TfliteModel, made: Draft, wanted: Region) -> tuple[int, int, in
         made.operators.append(
             Planned("same", tuple(given), result, place=step.place, padding=padding)
         )
-    return (held[segment.result][0], *_extent(wanted))
+    return (part(segment.result, wanted), *_extent(wanted))
 
 
 def _padding(step: Step, inside: Region, outside: Region, region: Region) -> str:

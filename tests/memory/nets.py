@@ -38,7 +38,8 @@ class Net:
         if not self.integer:
             return self.b.tensor(name, value=self.random.standard_normal(shape).astype(np.float32))
         value = self.random.integers(-127, 128, shape, np.int8)
-        scales = self.random.uniform(0.001, 0.004, shape[axis]).tolist()
+        usual = 2.5 / (73 * np.sqrt(value.size / shape[axis]))  # Of 73 is their deviation.
+        scales = (usual * self.random.uniform(0.7, 1.4, shape[axis])).tolist()
         return self.b.tensor(name, value=value, scales=scales, axis=axis)
 
     def bias(self, weight: int, channels: int) -> int:
