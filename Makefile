@@ -18,7 +18,7 @@ export EDGEFUSE_DATA ?= $(abspath ../shared/data)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help run check lint types imports test docs-check fix docs bench bench-int8 bench-push bench-gates release gate push rollback status clean
+.PHONY: help run check lint types imports test docs-check fix docs bench bench-int8 bench-memory bench-push bench-gates release gate push rollback status clean
 
 help:  ## this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -64,6 +64,9 @@ bench: $(STAMP)  ## 2,000 random graphs, the table of what fusion does, wall tim
 
 bench-int8: $(STAMP)  ## int8 accuracy against other producers, with EDGEFUSE_DATA
 	$(BIN)/python tests/benchmarks/int8_accuracy.py
+
+bench-memory: $(STAMP)  ## the 11 allocation problems of minimalloc, with EDGEFUSE_DATA
+	$(BIN)/python tests/benchmarks/minimalloc.py
 
 release: $(STAMP)  ## every recipe with release: true to dist/, stopping at the first that fails
 	$(BIN)/edgefuse release configs/*.yaml --out dist

@@ -1,0 +1,80 @@
+"""Greedy plans: one buffer after the other, each into a gap that the earlier ones leave.
+
+Eight orders, two rules (the lowest gap that is large enough; the tightest one). By falling size
+into the tightest gap is what LiteRT does, into the lowest what tflite-micro does, so that no plan
+from here is worse than theirs. Sixteen passes reach the lower bound on nearly every inference
+graph; the search stops at the first that does.
+"""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+
+from edgefuse.memory.sections import Ints, Sections
+
+
+def best_greedy(problem: Sections, enough: int, deadline: float) -> tuple[Ints, int, str]:
+    """Offsets in units, their height, and the pass that made them.
+
+    Args:
+        problem: the buffers.
+        enough: a height at which no further pass is made.
+        deadline: of ``time.monotonic``; the two passes by size are made whatever the time is.
+    """
+    best: tuple[Ints, int, str] | None = None
+    for name, order in _orders(problem).items():
+        for tightest in (False, True):
+            if best and (best[1] <= enough or (name != "size" and time.monotonic() > deadline)):
+                return best
+            offset = _place(problem, order, tightest=tightest)
+            height = int((offset + problem.size).max())
+            if best is None or height < best[1]:
+                best = offset, height, f"greedy by {name}, {'tightest' if tightest else 'lowest'}"
+    assert best is not None, "there is at least one order"
+    return best
+
+
+def _orders(problem: Sections) -> dict[str, Ints]:
+    """Indices in the order of placing; what is equal keeps the order of the buffers."""
+    size, lifetime = problem.size, problem.lifetime
+    span = problem.stop - problem.start
+    pressure = problem.pressure()
+    highest = np.array(
+        [pressure[a:b].max() for a, b in zip(problem.start, problem.stop, strict=True)], np.int64
+    )
+    area = size.astype(float) * lifetime
+    return {
+        "size": np.lexsort((problem.start, -size)),
+        "area": np.lexsort((-size, -area)),
+        "lifetime": np.lexsort((-size, -lifetime)),
+        "start": np.lexsort((-size, problem.start)),
+        "end": np.lexsort((-size, -problem.stop)),
+        "pressure": np.lexsort((-size, -highest)),
+        "pressure and area": np.lexsort((-area, -highest)),
+        "sections": np.lexsort((-size, -span)),
+    }
+
+
+def _place(problem: Sections, order: Ints, *, tightest: bool) -> Ints:
+    start, stop, size = problem.start, problem.stop, problem.size
+    offset = np.zeros(len(size), np.int64)
+    placed = np.zeros(len(size), bool)
+    for index in order.tolist():
+        meets = placed & (start < stop[index]) & (stop > start[index])
+        bottoms = offset[meets]
+        tops = bottoms + size[meets]
+        rising = np.argsort(bottoms, kind="stable")
+        bottoms = bottoms[rising]
+        free = np.maximum.accumulate(np.concatenate(([0], tops[rising])))
+        room = bottoms - free[:-1]
+        fits = np.flatnonzero(room >= size[index])
+        if not len(fits):
+            offset[index] = free[-1]
+        elif tightest:
+            offset[index] = free[fits[np.argmin(room[fits])]]
+        else:
+            offset[index] = free[fits[0]]
+        placed[index] = True
+    return offset
