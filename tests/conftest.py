@@ -9,6 +9,36 @@ from pathlib import Path
 
 import pytest
 
+from edgefuse.devices.device import prepared_folder
+from edgefuse.devices.setup.venv import Environment, make_environment
+from edgefuse.errors import FetchError
+
+PREPARED = prepared_folder()  # Now: later a test may have set another EDGEFUSE_CACHE.
+KEPT = "EDGEFUSE_CACHE" in os.environ
+
+
+@pytest.fixture(scope="session")
+def prepared() -> Path:
+    """Where ``edgefuse setup`` put what this session found prepared."""
+    return PREPARED
+
+
+@pytest.fixture(scope="session")
+def set_up(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Environment], Path]:
+    """``set_up(environment)`` is the prepared folder that holds a private environment, made once
+    and kept in the cache that CI keeps; skips without a network.
+    """
+    folder = PREPARED if KEPT else tmp_path_factory.mktemp("prepared")
+
+    def make(wanted: Environment) -> Path:
+        try:
+            list(make_environment(wanted, folder))
+        except FetchError as error:
+            pytest.skip(f"{wanted.name} not found: {error.message}")
+        return folder
+
+    return make
+
 
 @pytest.fixture(scope="session")
 def require_tool() -> Callable[..., str]:

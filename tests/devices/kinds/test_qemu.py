@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgefuse.devices.device import Place, prepared_folder
+from edgefuse.devices.device import Place
 from edgefuse.devices.kinds.qemu import Qemu, needs
 from edgefuse.errors import DataError, DeviceUnavailable, RecipeError, StageError
 from edgefuse.target import Target, load_target
@@ -21,7 +21,6 @@ from edgefuse.tflite.runtime import open_model
 
 pytestmark = pytest.mark.xdist_group("qemu")
 TARGETS = Path(__file__).parents[3] / "targets"
-PREPARED = prepared_folder()  # Before a test sets another EDGEFUSE_CACHE.
 Open = Callable[..., Qemu]
 
 
@@ -30,16 +29,16 @@ def board(name: str, **changes: Any) -> Target:
 
 
 @pytest.fixture
-def play(tmp_path: Path) -> Open:
+def play(tmp_path: Path, prepared: Path) -> Open:
     """``play(name, **changes)`` is the device of a target; skips when it is not set up."""
 
     def opened(name: str, **changes: Any) -> Qemu:
         target = board(name, **changes)
-        if not all(needs(target, PREPARED).values()):
+        if not all(needs(target, prepared).values()):
             pytest.skip(f"{name} is not set up: edgefuse setup {name}")
         work = tmp_path / "work"
         work.mkdir(exist_ok=True)
-        return Qemu(target, Place(work, tmp_path / "log", PREPARED))
+        return Qemu(target, Place(work, tmp_path / "log", prepared))
 
     return opened
 

@@ -13,7 +13,6 @@ from devices.transports.boards import Sshd, adb_target, make_target
 from devices.transports.parcels import whole_version
 from edgefuse.devices import deployment as deployments
 from edgefuse.devices.deployment import Deployment, opened_bundle
-from edgefuse.devices.device import prepared_folder
 from edgefuse.devices.program import Program, program_of
 from edgefuse.devices.setup import board
 from edgefuse.errors import DeviceUnavailable
@@ -21,9 +20,8 @@ from edgefuse.target import Target
 
 
 @pytest.fixture(scope="module")
-def arm() -> Program:
+def arm(prepared: Path) -> Program:
     """What an ARM board gets over adb, under qemu; its libraries come with it, by their loader."""
-    prepared = prepared_folder()
     target = make_target(Path("/nowhere"), "adb", architecture="aarch64", python=None)
     try:
         program = program_of(target, prepared)
