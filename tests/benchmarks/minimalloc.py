@@ -18,9 +18,9 @@ import time
 from pathlib import Path
 
 from edgefuse.errors import EdgefuseError
-from edgefuse.memory.buffers import Buffer
-from edgefuse.memory.check import faults
-from edgefuse.memory.plan import Plan, plan
+from edgefuse.memory.planner.buffers import Buffer
+from edgefuse.memory.planner.check import faults
+from edgefuse.memory.planner.plan import Plan, plan
 
 EFFORT = 10**7
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from edgefuse.memory.buffers import Buffer
+from edgefuse.memory.planner.buffers import Buffer
 
 
 def lower_bound(buffers: Sequence[Buffer], alignment: int = 1) -> int:

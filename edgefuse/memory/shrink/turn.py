@@ -1,7 +1,7 @@
 """Turn a .tflite network by 180 degrees: every picture inside it upside down, kernels with it.
 
 Problem: where SAME does not lie as a padding asks for, it may lie so when the picture is read from
-its end (see :mod:`edgefuse.memory.absorb_pad`).
+its end (see :mod:`edgefuse.memory.shrink.absorb_pad`).
 
 Transformation: x'[i] = x[n - 1 - i] for rows and columns of every activation of rank 4.
 Convolutions turn their kernels; what works on one place at a time stays; a mean over rows and
@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from edgefuse.memory.windowed import (
+from edgefuse.memory.shrink.windowed import (
     CONVOLUTIONS,
     PLACEWISE,
     axes,

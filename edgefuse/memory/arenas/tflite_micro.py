@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING
 
-from edgefuse.memory.liveness import TFLITE_MICRO, Live, live_buffers, peak
+from edgefuse.memory.liveness.tflite import TFLITE_MICRO, Live, live_buffers, peak
 
 if TYPE_CHECKING:
     from edgefuse.tflite.read import TfliteModel
@@ -40,7 +40,7 @@ def predicted_head(model: TfliteModel) -> Head:
     """The head of the arena of tflite-micro's interpreter, in bytes.
 
     Raises:
-        StageError: what :func:`~edgefuse.memory.liveness.live_buffers` refuses.
+        StageError: what :func:`~edgefuse.memory.liveness.tflite.live_buffers` refuses.
     """
     buffers = (*live_buffers(model, TFLITE_MICRO), *_scratch(model))
     offsets = greedy_offsets(buffers)

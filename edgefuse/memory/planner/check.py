@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from edgefuse.memory.buffers import Buffer
+from edgefuse.memory.planner.buffers import Buffer
 
 
 def faults(

@@ -5,9 +5,9 @@ from __future__ import annotations
 import copy
 from typing import TYPE_CHECKING, Any
 
-from edgefuse.memory.tile_draft import CODES, Draft, Planned, piece_name
-from edgefuse.memory.windowed import is_constant
-from edgefuse.memory.windows import PADDINGS
+from edgefuse.memory.shrink.tile_draft import CODES, Draft, Planned, piece_name
+from edgefuse.memory.shrink.windowed import is_constant
+from edgefuse.memory.shrink.windows import PADDINGS
 
 if TYPE_CHECKING:
     from edgefuse.tflite.edit import Edit

@@ -23,12 +23,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from edgefuse.errors import StageError
-from edgefuse.memory.bound import lower_bound
-from edgefuse.memory.buffers import Buffer, refuse_bad_alignment, refuse_bad_buffers
-from edgefuse.memory.check import faults
-from edgefuse.memory.greedy import best_greedy
-from edgefuse.memory.pack import Packing, pack
-from edgefuse.memory.sections import Ints, Sections, sections
+from edgefuse.memory.planner.bound import lower_bound
+from edgefuse.memory.planner.buffers import Buffer, refuse_bad_alignment, refuse_bad_buffers
+from edgefuse.memory.planner.check import faults
+from edgefuse.memory.planner.greedy import best_greedy
+from edgefuse.memory.planner.pack import Packing, pack
+from edgefuse.memory.planner.sections import Ints, Sections, sections
 
 EFFORT = 20_000
 TIME_LIMIT_S = 30.0

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgefuse.errors import StageError
-from edgefuse.memory.buffers import Buffer
+from edgefuse.memory.planner.buffers import Buffer
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 

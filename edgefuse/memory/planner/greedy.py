@@ -12,7 +12,7 @@ import time
 
 import numpy as np
 
-from edgefuse.memory.sections import Ints, Sections
+from edgefuse.memory.planner.sections import Ints, Sections
 
 
 def best_greedy(problem: Sections, enough: int, deadline: float) -> tuple[Ints, int, str]:

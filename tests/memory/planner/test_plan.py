@@ -8,12 +8,12 @@ import time
 import pytest
 
 from edgefuse.errors import EdgefuseError
-from edgefuse.memory.bound import lower_bound
-from edgefuse.memory.buffers import Buffer
-from edgefuse.memory.check import faults
-from edgefuse.memory.pack import pack
-from edgefuse.memory.plan import Plan, plan
-from edgefuse.memory.sections import sections
+from edgefuse.memory.planner.bound import lower_bound
+from edgefuse.memory.planner.buffers import Buffer
+from edgefuse.memory.planner.check import faults
+from edgefuse.memory.planner.pack import pack
+from edgefuse.memory.planner.plan import Plan, plan
+from edgefuse.memory.planner.sections import sections
 
 
 def _random_buffers(seed: int, most: int) -> list[Buffer]:

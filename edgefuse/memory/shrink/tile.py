@@ -10,11 +10,12 @@ explicit PAD stands for it, with the zero point; inside the picture nothing is p
 is computed by the same sum as before: bit by bit the same in int8. Only STRIDED_SLICE, PAD and
 CONCATENATION are added, which every TFLite runtime has.
 
-The search takes the tiling with the fewest extra multiply-adds whose arena under tflite-micro (see
-:mod:`edgefuse.memory.tflite_micro_head`) keeps to the goal. Each tile has operators of its own, so
-the interpreter's structures grow with the tiles: they are in the arena's tail, not in its head.
+The search takes the tiling with the fewest extra multiply-adds whose arena under tflite-micro
+(:mod:`edgefuse.memory.arenas.tflite_micro`) keeps to the goal. Each tile has operators of its own,
+so the interpreter's structures grow with the tiles: they are in the arena's tail, not in its head.
 
-Scope: see :mod:`edgefuse.memory.tile_segment`; batch 1. Left alone: everything behind the segment.
+Scope: see :mod:`edgefuse.memory.shrink.tile_segment`; batch 1. Left alone: everything behind the
+segment.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from edgefuse.errors import GateFailed, StageError, UsageError
-from edgefuse.memory.liveness import TFLITE_MICRO, Live, live_buffers, peak
-from edgefuse.memory.multiply_adds import multiply_adds, of_operator
-from edgefuse.memory.tflite_micro_head import predicted_head
-from edgefuse.memory.tile_draft import as_model, draft
-from edgefuse.memory.tile_segment import Segment, places, segments
-from edgefuse.memory.tile_write import write
+from edgefuse.memory.arenas.tflite_micro import predicted_head
+from edgefuse.memory.liveness.tflite import TFLITE_MICRO, Live, live_buffers, peak
+from edgefuse.memory.shrink.multiply_adds import multiply_adds, of_operator
+from edgefuse.memory.shrink.tile_draft import as_model, draft
+from edgefuse.memory.shrink.tile_segment import Segment, places, segments
+from edgefuse.memory.shrink.tile_write import write
 
 if TYPE_CHECKING:
     from edgefuse.tflite.read import TfliteModel

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgefuse.memory.absorb_pad import Form, absorb_padding
-from edgefuse.memory.multiply_adds import multiply_adds
+from edgefuse.memory.shrink.absorb_pad import Form, absorb_padding
+from edgefuse.memory.shrink.multiply_adds import multiply_adds
 from edgefuse.tflite.read import parse_model
 
-from .nets import Net, equal, mobile, pictures, results
+from ..nets import Net, equal, mobile, pictures, results
 
 FORMS: tuple[Form, ...] = ("wider_kernels", "turned")
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Literal
 
-from edgefuse.memory.tile_segment import Segment, Step, cut, needed, read_by
-from edgefuse.memory.windows import same_padding
+from edgefuse.memory.shrink.tile_segment import Segment, Step, cut, needed, read_by
+from edgefuse.memory.shrink.windows import same_padding
 from edgefuse.tflite.read import Operator, TfliteModel
 
 Region = tuple[tuple[int, int], tuple[int, int]]

@@ -32,7 +32,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from edgefuse.memory.sections import Ints, Sections
+from edgefuse.memory.planner.sections import Ints, Sections
 
 MOST_BUFFERS = 2000
 _FIRST_TURN = 1000

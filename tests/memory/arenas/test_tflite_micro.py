@@ -11,14 +11,14 @@ import pytest
 from edgefuse.devices.bench_worker import random_feeds
 from edgefuse.devices.device import Place
 from edgefuse.devices.kinds.tflite_micro import TfliteMicro
-from edgefuse.memory.absorb_pad import absorb_padding
-from edgefuse.memory.liveness import Live
-from edgefuse.memory.tflite_micro_head import greedy_offsets, predicted_head
-from edgefuse.memory.tile import tile
+from edgefuse.memory.arenas.tflite_micro import greedy_offsets, predicted_head
+from edgefuse.memory.liveness.tflite import Live
+from edgefuse.memory.shrink.absorb_pad import absorb_padding
+from edgefuse.memory.shrink.tile import tile
 from edgefuse.target import load_target
 from edgefuse.tflite.read import parse_model, read_model, signature_of
 
-from .nets import mobile
+from ..nets import mobile
 
 HEAD = re.compile(r"Arena allocation head (\d+) bytes")
 

@@ -27,9 +27,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from edgefuse.memory.multiply_adds import multiply_adds
-from edgefuse.memory.turn import turn
-from edgefuse.memory.windowed import axes, fitted, pads_of, pads_of_convolutions, place
+from edgefuse.memory.shrink.multiply_adds import multiply_adds
+from edgefuse.memory.shrink.turn import turn
+from edgefuse.memory.shrink.windowed import axes, fitted, pads_of, pads_of_convolutions, place
 
 if TYPE_CHECKING:
     from edgefuse.tflite.edit import Edit

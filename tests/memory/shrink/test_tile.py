@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 
 from edgefuse.errors import GateFailed, StageError, UsageError
-from edgefuse.memory.absorb_pad import absorb_padding
-from edgefuse.memory.multiply_adds import multiply_adds
-from edgefuse.memory.tflite_micro_head import predicted_head
-from edgefuse.memory.tile import tile
-from edgefuse.memory.tile_segment import segments
+from edgefuse.memory.arenas.tflite_micro import predicted_head
+from edgefuse.memory.shrink.absorb_pad import absorb_padding
+from edgefuse.memory.shrink.multiply_adds import multiply_adds
+from edgefuse.memory.shrink.tile import tile
+from edgefuse.memory.shrink.tile_segment import segments
 from edgefuse.tflite.edit import Edit
 from edgefuse.tflite.read import parse_model
 
-from .nets import Net, equal, mobile, pictures, results
+from ..nets import Net, equal, mobile, pictures, results
 
 
 @pytest.mark.parametrize("kernels", ["builtin", "default"])

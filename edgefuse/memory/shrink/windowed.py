@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from typing import TYPE_CHECKING, Any
 
-from edgefuse.memory.windows import PADDINGS, WINDOWED, Axis, Placed, axes_of, best_placed
+from edgefuse.memory.shrink.windows import PADDINGS, WINDOWED, Axis, Placed, axes_of, best_placed
 
 if TYPE_CHECKING:
     import numpy as np

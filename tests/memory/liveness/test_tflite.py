@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from edgefuse.errors import StageError
-from edgefuse.memory.liveness import LITERT, TFLITE_MICRO, Sharing, live_buffers, peak
+from edgefuse.memory.liveness.tflite import LITERT, TFLITE_MICRO, Sharing, live_buffers, peak
 from edgefuse.tflite.read import TfliteModel, parse_model
 
-from .nets import Net
+from ..nets import Net
 
 PLAIN = Sharing(alignment=1, keeps_inputs=False, reshapes=False, elementwise=False)
 

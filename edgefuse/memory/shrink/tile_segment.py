@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from edgefuse.memory.windowed import (
+from edgefuse.memory.shrink.windowed import (
     CONVOLUTIONS,
     PLACEWISE,
     axes,
@@ -32,7 +32,7 @@ from edgefuse.memory.windowed import (
 )
 
 if TYPE_CHECKING:
-    from edgefuse.memory.windows import Axis
+    from edgefuse.memory.shrink.windows import Axis
     from edgefuse.tflite.edit import Edit
 
 Interval = tuple[int, int]
