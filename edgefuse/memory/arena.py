@@ -6,6 +6,7 @@ Time is the place of an operator in the order of execution, from 0. A buffer liv
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 
@@ -58,13 +59,50 @@ class Arena:
     @property
     def peak_step(self) -> int:
         """The first step at which the most bytes are alive."""
-        alive = [
-            sum(b.size_bytes for b in self.buffers if b.first <= step <= b.last)
-            for step in range(len(self.steps))
-        ]
-        return alive.index(max(alive)) if alive else 0
+        return peak(self.buffers)[1]
 
     def alive_at(self, step: int) -> tuple[Live, ...]:
         """The buffers alive at a step, the largest first."""
         alive = (b for b in self.buffers if b.first <= step <= b.last)
         return tuple(sorted(alive, key=lambda b: (-b.size_bytes, b.first, b.name)))
+
+
+def peak(buffers: Sequence[Live], alignment: int = 1) -> tuple[int, int]:
+    """The most bytes alive at once, and the first step at which they are; (0, 0) of none.
+
+    No plan needs less, in this order of operators. Exact whole numbers of any size.
+
+    Args:
+        alignment: bytes; sizes are rounded up to a multiple.
+    """
+    change: dict[int, int] = {}
+    for buffer in buffers:
+        size = aligned(buffer.size_bytes, alignment)
+        change[buffer.first] = change.get(buffer.first, 0) + size
+        change[buffer.last + 1] = change.get(buffer.last + 1, 0) - size
+    alive = most = where = 0
+    for moment in sorted(change):
+        alive += change[moment]
+        if alive > most:
+            most, where = alive, moment
+    return most, where
+
+
+def aligned(size_bytes: int, alignment: int) -> int:
+    """``size_bytes`` rounded up to a multiple of ``alignment``."""
+    return -(-size_bytes // alignment) * alignment
+
+
+def unique_names(names: Iterable[str]) -> tuple[str, ...]:
+    """The same names, those that repeat numbered: ``x``, ``x (2)``; an empty one: ``tensor``."""
+    given = [name or "tensor" for name in names]
+    taken, seen = set(given), set[str]()
+    unique = []
+    for name in given:
+        wanted, count = name, 1
+        while wanted in seen or (count > 1 and wanted in taken):
+            count += 1
+            wanted = f"{name} ({count})"
+        seen.add(wanted)
+        unique.append(wanted)
+    return tuple(unique)

@@ -18,23 +18,23 @@ import time
 from pathlib import Path
 
 from edgefuse.errors import EdgefuseError
-from edgefuse.memory.planner.buffers import Buffer
+from edgefuse.memory.arena import Live
 from edgefuse.memory.planner.check import faults
 from edgefuse.memory.planner.plan import Plan, plan
 
 EFFORT = 10**7
 
 
-def read(path: Path) -> list[Buffer]:
+def read(path: Path) -> list[Live]:
     """Buffers of a file with half-open lifetimes."""
     with path.open(newline="") as rows:
         return [
-            Buffer(row["id"], int(row["size"]), int(row["lower"]), int(row["upper"]) - 1)
+            Live(row["id"], int(row["size"]), int(row["lower"]), int(row["upper"]) - 1)
             for row in csv.DictReader(rows)
         ]
 
 
-def planted(buffers: list[Buffer], made: Plan) -> tuple[int, int]:
+def planted(buffers: list[Live], made: Plan) -> tuple[int, int]:
     """Overlaps planted in a plan, one buffer moved onto a neighbour each, and those found."""
     count = found = 0
     for place, one in enumerate(buffers):

@@ -16,36 +16,31 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING
 
-from edgefuse.memory.liveness.tflite import TFLITE_MICRO, Live, live_buffers, peak
+from edgefuse.memory.arena import Arena, Live, aligned, peak
+from edgefuse.memory.liveness.tflite import TFLITE_MICRO, live_buffers
 
 if TYPE_CHECKING:
     from edgefuse.tflite.read import TfliteModel
 
 
-@dataclass(frozen=True)
-class Head:
-    """``offsets`` belong to ``buffers``, in bytes; ``bound_bytes`` is the most alive at once."""
-
-    arena_bytes: int
-    bound_bytes: int
-    buffers: tuple[Live, ...]
-    offsets: tuple[int, ...]
+OWNER = "tflite-micro"
 
 
-def predicted_head(model: TfliteModel) -> Head:
-    """The head of the arena of tflite-micro's interpreter, in bytes.
+def predicted_head(model: TfliteModel) -> Arena:
+    """The head of the arena of tflite-micro's interpreter.
 
     Raises:
         StageError: what :func:`~edgefuse.memory.liveness.tflite.live_buffers` refuses.
     """
     buffers = (*live_buffers(model, TFLITE_MICRO), *_scratch(model))
     offsets = greedy_offsets(buffers)
-    used = max((o + b.size_bytes for o, b in zip(offsets, buffers)), default=0)
-    return Head(used, peak(buffers)[0], buffers, offsets)
+    bound = peak(buffers)[0]
+    used = max((o + b.size_bytes for o, b in zip(offsets, buffers, strict=True)), default=0)
+    steps = tuple(operator.label for operator in model.operators)
+    return Arena(OWNER, buffers, offsets, steps, bound, proven=used == bound)
 
 
 def greedy_offsets(buffers: Sequence[Live]) -> tuple[int, ...]:
@@ -69,9 +64,9 @@ def greedy_offsets(buffers: Sequence[Live]) -> tuple[int, ...]:
 
 def _scratch(model: TfliteModel) -> Iterator[Live]:
     for step, operator in enumerate(model.operators):
-        for size in _scratch_bytes(model, step):
-            rounded = -(-size // TFLITE_MICRO.alignment) * TFLITE_MICRO.alignment
-            yield Live(f"scratch of {operator.label}", rounded, step, step, ())
+        for place, size in enumerate(_scratch_bytes(model, step)):
+            name = f"scratch{place + 1 if place else ''} of {operator.label}"
+            yield Live(name, aligned(size, TFLITE_MICRO.alignment), step, step)
 
 
 def _scratch_bytes(model: TfliteModel, step: int) -> list[int]:

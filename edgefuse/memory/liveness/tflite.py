@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from edgefuse.errors import StageError
+from edgefuse.memory.arena import Live, aligned, unique_names
 
 if TYPE_CHECKING:
     from edgefuse.tflite.read import Tensor, TfliteModel
@@ -49,24 +50,10 @@ TFLITE_MICRO = Sharing(alignment=16, keeps_inputs=False, reshapes=False, element
 LITERT = Sharing(alignment=64, keeps_inputs=True, reshapes=True, elementwise=True)
 
 
-@dataclass(frozen=True)
-class Live:
-    """A buffer: ``size_bytes`` (rounded up) in the arena from operator ``first`` to ``last``.
-
-    Attributes:
-        name: of the tensor that it was made for.
-        tensors: indices of all tensors that share it, in the order of their making.
-    """
-
-    name: str
-    size_bytes: int
-    first: int
-    last: int
-    tensors: tuple[int, ...]
-
-
 def live_buffers(model: TfliteModel, sharing: Sharing) -> tuple[Live, ...]:
-    """Every buffer of the arena, by the index of its first tensor.
+    """Every buffer of the arena, by the index of its first tensor; sizes rounded up.
+
+    Names that occur twice in the file are numbered.
 
     Raises:
         StageError: a shape that is known only at run time, no elements, or more bytes than an
@@ -77,37 +64,20 @@ def live_buffers(model: TfliteModel, sharing: Sharing) -> tuple[Live, ...]:
         _check(tensor, model.where)
     spans = _spans(model, held, sharing)
     owner = _owners(model, held, spans, sharing)
+    names = dict(zip(held, unique_names(tensor.name for tensor in held.values()), strict=True))
     groups: dict[int, list[int]] = {}
     for index in held:
         groups.setdefault(owner[index], []).append(index)
     return tuple(
         Live(
-            name=held[root].name,
-            size_bytes=_rounded(max(held[i].nbytes for i in group), sharing.alignment),
+            name=names[root],
+            size_bytes=aligned(max(held[i].nbytes for i in group), sharing.alignment),
             first=min(spans[i][0] for i in group),
             last=max(spans[i][1] for i in group),
-            tensors=tuple(sorted(group, key=lambda i: (spans[i][0], i))),
+            tensors=tuple(names[i] for i in sorted(group, key=lambda i: (spans[i][0], i))),
         )
         for root, group in sorted(groups.items())
     )
-
-
-def peak(buffers: tuple[Live, ...]) -> tuple[int, int]:
-    """The most bytes alive at once, and the first operator at which they are.
-
-    No plan needs less, in this order of operators.
-    """
-    ends = max((buffer.last for buffer in buffers), default=-1)
-    change = [0] * (ends + 2)
-    for buffer in buffers:
-        change[buffer.first] += buffer.size_bytes
-        change[buffer.last + 1] -= buffer.size_bytes
-    most, where, alive = 0, 0, 0
-    for step, delta in enumerate(change):
-        alive += delta
-        if alive > most:
-            most, where = alive, step
-    return most, where
 
 
 def _activations(model: TfliteModel) -> tuple[Tensor, ...]:
@@ -182,7 +152,3 @@ def _owners(
                 until[root] = max(until[root], spans[result][1])
                 break
     return owner
-
-
-def _rounded(size: int, alignment: int) -> int:
-    return -(-size // alignment) * alignment

@@ -1,34 +1,22 @@
-"""What a planner places: buffers with sizes in bytes and lifetimes in steps.
+"""Which buffers a planner refuses.
 
-A buffer is alive from step ``first`` to step ``last``, both included; a step is the place of an
-operator in the order of execution. Buffers that are alive at one step may not share an address.
-
-A zero-sized buffer takes no space: it lies at offset 0 and meets nothing. Checked here, once: names
-that occur twice, negative sizes, sizes that a signed 64-bit number cannot hold, lifetimes that
-end before they begin.
+Planned are :class:`~edgefuse.memory.arena.Live` buffers; two that are alive at one step may not
+share an address. A zero-sized buffer takes no space: it lies at offset 0 and meets nothing. Checked
+here, once: names that occur twice, negative sizes, sizes that a signed 64-bit number cannot hold,
+lifetimes that end before they begin.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from edgefuse.errors import StageError
+from edgefuse.memory.arena import Live
 
 MOST_BYTES = 2**63 - 1
 
 
-@dataclass(frozen=True)
-class Buffer:
-    """``size_bytes`` bytes that are needed from step ``first`` to step ``last``, both included."""
-
-    name: str
-    size_bytes: int
-    first: int
-    last: int
-
-
-def refuse_bad_buffers(buffers: Sequence[Buffer]) -> None:
+def refuse_bad_buffers(buffers: Sequence[Live]) -> None:
     """Raise for the first buffer that no arena can hold.
 
     Raises:

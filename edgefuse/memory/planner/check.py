@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from edgefuse.memory.planner.buffers import Buffer
+from edgefuse.memory.arena import Live
 
 
 def faults(
-    buffers: Sequence[Buffer], offsets: Mapping[str, int], arena_bytes: int, alignment: int = 1
+    buffers: Sequence[Live], offsets: Mapping[str, int], arena_bytes: int, alignment: int = 1
 ) -> list[str]:
     """What is wrong with a plan, one line each; empty when it holds.
 
@@ -42,7 +42,7 @@ def faults(
     return wrong
 
 
-def _share(one: Buffer, at: int, other: Buffer, other_at: int) -> bool:
+def _share(one: Live, at: int, other: Live, other_at: int) -> bool:
     if not one.size_bytes or not other.size_bytes:
         return False
     in_time = one.first <= other.last and other.first <= one.last

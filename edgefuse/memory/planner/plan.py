@@ -1,8 +1,8 @@
 """Offsets for buffers in one arena, as small as can be found, and whether it is proven smallest.
 
-Steps: the lower bound (:mod:`bound`), greedy passes (:mod:`greedy`), which end at the bound on
-nearly every inference graph; else a search for a plan at the bound (:mod:`pack`), else bisection
-between what is excluded and what is found. Every plan is checked by independent code
+Steps: the bound, which is the most bytes alive at once; greedy passes (:mod:`greedy`), which end at
+it on nearly every inference graph; else a search for a plan at the bound (:mod:`pack`), else
+bisection between what is excluded and what is found. Every plan is checked by independent code
 (:mod:`check`) before anybody sees it.
 
 Deterministic: how long is searched is counted in units of work (``effort``), not in seconds, so
@@ -23,8 +23,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from edgefuse.errors import StageError
-from edgefuse.memory.planner.bound import lower_bound
-from edgefuse.memory.planner.buffers import Buffer, refuse_bad_alignment, refuse_bad_buffers
+from edgefuse.memory.arena import Live, peak
+from edgefuse.memory.planner.buffers import refuse_bad_alignment, refuse_bad_buffers
 from edgefuse.memory.planner.check import faults
 from edgefuse.memory.planner.greedy import best_greedy
 from edgefuse.memory.planner.pack import Packing, pack
@@ -60,7 +60,7 @@ class Plan:
 
 
 def plan(
-    buffers: Sequence[Buffer],
+    buffers: Sequence[Live],
     *,
     alignment: int = 1,
     capacity: int | None = None,
@@ -85,7 +85,7 @@ def plan(
     refuse_bad_alignment(alignment)
     solid = [buffer for buffer in buffers if buffer.size_bytes]
     offsets = {buffer.name: 0 for buffer in buffers}
-    bound = lower_bound(solid, alignment)
+    bound = peak(solid, alignment)[0]
     if capacity is not None and bound > capacity:
         raise StageError(
             f"{bound} bytes are alive at once, {capacity} are there: no plan can fit",

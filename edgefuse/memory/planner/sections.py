@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgefuse.errors import StageError
-from edgefuse.memory.planner.buffers import Buffer
+from edgefuse.memory.arena import Live
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 
@@ -54,7 +54,7 @@ class Sections:
         return np.cumsum(change)[:-1]
 
 
-def sections(buffers: Sequence[Buffer], alignment: int) -> Sections:
+def sections(buffers: Sequence[Live], alignment: int) -> Sections:
     """Sections of ``buffers``, all of which take space, their sizes rounded up to ``alignment``.
 
     Raises:

@@ -25,8 +25,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from edgefuse.errors import GateFailed, StageError, UsageError
+from edgefuse.memory.arena import Live, peak
 from edgefuse.memory.arenas.tflite_micro import predicted_head
-from edgefuse.memory.liveness.tflite import TFLITE_MICRO, Live, live_buffers, peak
+from edgefuse.memory.liveness.tflite import TFLITE_MICRO, live_buffers
 from edgefuse.memory.shrink.multiply_adds import multiply_adds, of_operator
 from edgefuse.memory.shrink.tile_draft import as_model, draft
 from edgefuse.memory.shrink.tile_segment import Segment, places, segments

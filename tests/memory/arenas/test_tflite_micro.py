@@ -11,8 +11,8 @@ import pytest
 from edgefuse.devices.bench_worker import random_feeds
 from edgefuse.devices.device import Place
 from edgefuse.devices.kinds.tflite_micro import TfliteMicro
+from edgefuse.memory.arena import Live
 from edgefuse.memory.arenas.tflite_micro import greedy_offsets, predicted_head
-from edgefuse.memory.liveness.tflite import Live
 from edgefuse.memory.shrink.absorb_pad import absorb_padding
 from edgefuse.memory.shrink.tile import tile
 from edgefuse.target import load_target
@@ -27,7 +27,7 @@ def test_greedy_offsets_are_the_planner_s() -> None:
     """By falling size, of equal ones the later first, each at the lowest free address."""
 
     def live(size: int, first: int, last: int) -> Live:
-        return Live("", size, first, last, ())
+        return Live("", size, first, last)
 
     buffers = (live(32, 0, 1), live(64, 1, 2), live(32, 2, 3), live(16, 0, 3), live(16, 1, 1))
     assert greedy_offsets(buffers) == (64, 0, 64, 112, 96)

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from edgefuse.errors import StageError
-from edgefuse.memory.liveness.tflite import LITERT, TFLITE_MICRO, Sharing, live_buffers, peak
+from edgefuse.memory.arena import peak, unique_names
+from edgefuse.memory.liveness.tflite import LITERT, TFLITE_MICRO, Sharing, live_buffers
 from edgefuse.tflite.read import TfliteModel, parse_model
 
 from ..nets import Net
@@ -58,7 +59,16 @@ def test_an_input_that_is_read_again_is_not_written_over() -> None:
     buffers = live_buffers(model, replace(PLAIN, elementwise=True))
     assert sorted(len(b.tensors) for b in buffers) == [1, 1, 1, 1, 3]
     held = next(b for b in buffers if len(b.tensors) == 3)
-    assert x not in held.tensors or y not in held.tensors
+    names = {model.tensors[x].name, model.tensors[y].name}
+    assert not names <= set(held.tensors)
+
+
+def test_names_that_repeat_are_numbered() -> None:
+    assert unique_names(["x", "y", "x", "", "x (2)"]) == ("x", "y", "x (3)", "tensor", "x (2)")
+    model = _model()
+    tensors = tuple(replace(tensor, name="same") for tensor in model.tensors)
+    names = [b.name for b in live_buffers(replace(model, tensors=tensors), PLAIN)]
+    assert len(set(names)) == len(names) and names[:2] == ["same", "same (2)"]
 
 
 def test_what_cannot_be_planned() -> None:

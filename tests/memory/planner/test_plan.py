@@ -8,15 +8,14 @@ import time
 import pytest
 
 from edgefuse.errors import EdgefuseError
-from edgefuse.memory.planner.bound import lower_bound
-from edgefuse.memory.planner.buffers import Buffer
+from edgefuse.memory.arena import Live, peak
 from edgefuse.memory.planner.check import faults
 from edgefuse.memory.planner.pack import pack
 from edgefuse.memory.planner.plan import Plan, plan
 from edgefuse.memory.planner.sections import sections
 
 
-def _random_buffers(seed: int, most: int) -> list[Buffer]:
+def _random_buffers(seed: int, most: int) -> list[Live]:
     """Chains, meshes and bursts, some sizes zero, some far from round."""
     rng = random.Random(seed)
     count, steps = rng.randint(1, most), rng.randint(1, 30)
@@ -26,13 +25,13 @@ def _random_buffers(seed: int, most: int) -> list[Buffer]:
     for index in range(count):
         first = rng.randrange(steps)
         size = 0 if rng.random() < 0.03 else rng.randint(1, largest)
-        made.append(Buffer(f"b{index}", size, first, first + rng.randrange(longest)))
+        made.append(Live(f"b{index}", size, first, first + rng.randrange(longest)))
     return made
 
 
-def _by_size(buffers: list[Buffer], alignment: int) -> int:
+def _by_size(buffers: list[Live], alignment: int) -> int:
     """The arena of greedy-by-size, lowest gap, written here anew."""
-    placed: list[tuple[int, int, Buffer]] = []
+    placed: list[tuple[int, int, Live]] = []
     for buffer in sorted(buffers, key=lambda b: -b.size_bytes):
         size = -(-buffer.size_bytes // alignment) * alignment
         at = 0
@@ -46,29 +45,29 @@ def _by_size(buffers: list[Buffer], alignment: int) -> int:
     return max((stop for _, stop, _ in placed), default=0)
 
 
-def _tight_buffers(seed: int) -> list[Buffer]:
+def _tight_buffers(seed: int) -> list[Live]:
     """Every step filled to the same height, so that no gap is to spare."""
     rng = random.Random(seed)
     height, steps = rng.randint(5, 9), rng.randint(5, 9)
-    made: list[Buffer] = []
+    made: list[Live] = []
     load = [0] * (steps + 6)
     for first in range(steps):
         while load[first] < height:
             size, more = rng.randint(1, min(4, height - load[first])), rng.randint(0, 4)
             while any(load[step] + size > height for step in range(first, first + more + 1)):
                 more -= 1
-            made.append(Buffer(str(len(made)), size, first, first + more))
+            made.append(Live(str(len(made)), size, first, first + more))
             for step in range(first, first + more + 1):
                 load[step] += size
     return made
 
 
-def _fits(buffers: list[Buffer], height: int) -> bool:
+def _fits(buffers: list[Live], height: int) -> bool:
     """By brute force: every buffer at every offset."""
     waiting = sorted(buffers, key=lambda b: (b.first, -b.size_bytes))
     at: list[int] = []
 
-    def free(buffer: Buffer, offset: int) -> bool:
+    def free(buffer: Live, offset: int) -> bool:
         return not any(
             other.last >= buffer.first
             and offset < place + other.size_bytes
@@ -99,7 +98,7 @@ def test_random_instances() -> None:
         alignment = (1, 16, 64)[seed % 3]
         made = plan(buffers, alignment=alignment, effort=1000)
         assert faults(buffers, made.offsets, made.arena_bytes, alignment) == [], seed
-        assert lower_bound(buffers, alignment) <= made.bound_bytes <= made.arena_bytes, seed
+        assert peak(buffers, alignment)[0] <= made.bound_bytes <= made.arena_bytes, seed
         assert made.arena_bytes <= _by_size(buffers, alignment), seed
         assert made.proven == (made.arena_bytes == made.bound_bytes)
         proven += made.proven
@@ -113,7 +112,7 @@ _ABOVE_THE_BOUND = (2014, 4043, 5237, 5241, 7643, 13487, 15186, 16634)
 @pytest.mark.parametrize("seed", _ABOVE_THE_BOUND)
 def test_an_arena_above_the_bound_is_proven(seed: int) -> None:
     buffers = _tight_buffers(seed)
-    bound = lower_bound(buffers)
+    bound = peak(buffers)[0]
     made = plan(buffers)
     assert made.proven
     assert made.bound_bytes == made.arena_bytes == bound + 1
@@ -124,7 +123,7 @@ def test_tight_instances() -> None:
     """What fits by brute force is never called impossible."""
     for seed in range(150):
         buffers = _tight_buffers(seed)
-        bound = lower_bound(buffers)
+        bound = peak(buffers)[0]
         verdict = pack(sections(buffers, 1), bound, 5000, time.monotonic() + 60).verdict
         if len(buffers) <= 14:
             assert (verdict == "fits") == _fits(buffers, bound), seed
@@ -140,7 +139,7 @@ def test_equal_input_gives_an_equal_plan() -> None:
 
 
 def test_zero_sized_buffers_take_no_space() -> None:
-    buffers = [Buffer("none", 0, 0, 9), Buffer("some", 8, 0, 9), Buffer("nought", 0, 3, 3)]
+    buffers = [Live("none", 0, 0, 9), Live("some", 8, 0, 9), Live("nought", 0, 3, 3)]
     made = plan(buffers, alignment=16)
     assert dict(made.offsets) == {"none": 0, "some": 0, "nought": 0}
     assert (made.arena_bytes, made.proven) == (16, True)
@@ -149,7 +148,7 @@ def test_zero_sized_buffers_take_no_space() -> None:
 
 
 def test_sizes_near_the_limit() -> None:
-    buffers = [Buffer("a", 2**62, 0, 1), Buffer("b", 2**62, 1, 2), Buffer("c", 2**62, 2, 3)]
+    buffers = [Live("a", 2**62, 0, 1), Live("b", 2**62, 1, 2), Live("c", 2**62, 2, 3)]
     made = plan(buffers)
     assert made.arena_bytes == 2**63
     assert faults(buffers, made.offsets, made.arena_bytes) == []
@@ -165,23 +164,23 @@ def test_time_out_is_told() -> None:
 @pytest.mark.parametrize(
     ("buffers", "arguments", "message"),
     [
-        ([Buffer("x", -1, 0, 1)], {}, "buffer 'x' has a negative size, -1 bytes"),
-        ([Buffer("x", 2**63, 0, 1)], {}, "more than a 64-bit size can tell"),
-        ([Buffer("x", 4, 3, 2)], {}, "ends at step 2, before it begins at step 3"),
-        ([Buffer("x", 4, 0, 0), Buffer("x", 4, 1, 1)], {}, "buffer 'x' occurs twice"),
-        ([Buffer("x", 4, 0, 0)], {"capacity": 3}, "4 bytes are alive at once, 3 are there"),
-        ([Buffer("x", 4, 0, 0)], {"alignment": 16, "capacity": 8}, "16 bytes are alive at once"),
-        ([Buffer("x", 4, 0, 0)], {"alignment": 3}, "alignment 3 is no power of two"),
-        ([Buffer("x", 4, 0, 0)], {"alignment": 0}, "alignment 0 is no power of two"),
+        ([Live("x", -1, 0, 1)], {}, "buffer 'x' has a negative size, -1 bytes"),
+        ([Live("x", 2**63, 0, 1)], {}, "more than a 64-bit size can tell"),
+        ([Live("x", 4, 3, 2)], {}, "ends at step 2, before it begins at step 3"),
+        ([Live("x", 4, 0, 0), Live("x", 4, 1, 1)], {}, "buffer 'x' occurs twice"),
+        ([Live("x", 4, 0, 0)], {"capacity": 3}, "4 bytes are alive at once, 3 are there"),
+        ([Live("x", 4, 0, 0)], {"alignment": 16, "capacity": 8}, "16 bytes are alive at once"),
+        ([Live("x", 4, 0, 0)], {"alignment": 3}, "alignment 3 is no power of two"),
+        ([Live("x", 4, 0, 0)], {"alignment": 0}, "alignment 0 is no power of two"),
         (
-            [Buffer("x", 2**63 - 1, 0, 0), Buffer("y", 2**63 - 2, 0, 0)],
+            [Live("x", 2**63 - 1, 0, 0), Live("y", 2**63 - 2, 0, 0)],
             {},
             "add up to 18446744073709551613 bytes",
         ),
         (_tight_buffers(5237), {"capacity": 6}, "no plan fits 6 bytes"),
     ],
 )
-def test_bad_input(buffers: list[Buffer], arguments: dict[str, int], message: str) -> None:
+def test_bad_input(buffers: list[Live], arguments: dict[str, int], message: str) -> None:
     with pytest.raises(EdgefuseError) as caught:
         plan(buffers, **arguments)  # type: ignore[arg-type]
     assert message in caught.value.message
@@ -215,8 +214,8 @@ def test_the_checker_finds_every_planted_fault() -> None:
             assert faults(buffers, at, arena) == [f"{one.name!r} has no offset"]
     assert planted > 300
     assert faults([], {"ghost": 0}, 0) == ["'ghost' is no buffer"]
-    assert faults([Buffer("x", 1, 0, 0)], {"x": 8}, 9, 16) == ["'x' lies at 8, no multiple of 16"]
+    assert faults([Live("x", 1, 0, 0)], {"x": 8}, 9, 16) == ["'x' lies at 8, no multiple of 16"]
 
 
-def _moved(buffers: list[Buffer], made: Plan, one: Buffer, offset: int) -> list[str]:
+def _moved(buffers: list[Live], made: Plan, one: Live, offset: int) -> list[str]:
     return faults(buffers, {**made.offsets, one.name: offset}, made.arena_bytes)
