@@ -1,0 +1,252 @@
+"""Make the arena of a .tflite file smaller: the one entry to all rewrites.
+
+Problem: padding can be absorbed, operators ordered otherwise, the first of them tiled. Each has a
+price, and what pays depends on the target and on the goal.
+
+Without a goal: what costs no arithmetic worth speaking of is kept where it lowers the arena, or,
+with the arena unchanged, the bytes moved. With a goal: of all combinations that keep to it the one
+with the fewest multiply-adds, then the fewest operators; tiles only where nothing else reaches it.
+
+Every step is exact: in int8 the outputs are the same bit by bit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from edgefuse.errors import EdgefuseError, GateFailed, StageError, UsageError
+from edgefuse.memory.shrink.absorb_pad import Form, absorb_padding
+from edgefuse.memory.shrink.judge import Judged, bytes_moved, judged
+from edgefuse.memory.shrink.multiply_adds import multiply_adds
+from edgefuse.memory.shrink.tile import tile
+from edgefuse.memory.shrink.wish import Kernels, Shrunk, Step, Wish
+
+if TYPE_CHECKING:
+    from edgefuse.tflite.read import TfliteModel
+
+__all__ = ["Kernels", "Shrunk", "Step", "Wish", "shrink"]
+
+# Which forms each kind of kernels may get; the first is the better one.
+FORMS: dict[Kernels, tuple[Form, ...]] = {
+    "builtin": ("turned", "wider_kernels"),
+    "xnnpack": ("turned",),
+    "reference": ("turned", "wider_kernels"),
+    "micro": ("turned", "wider_kernels"),
+    "npu": ("turned", "wider_kernels"),
+}
+_TILING = frozenset({"STRIDED_SLICE", "PAD", "CONCATENATION"})
+
+
+@dataclass(frozen=True)
+class _Held:
+    """A file on its way, with what is known of it."""
+
+    data: bytes
+    model: TfliteModel
+    arena: Judged
+    multiply_adds: int
+    bytes_moved: int
+    steps: tuple[Step, ...] = ()
+    turned_inputs: tuple[str, ...] = ()
+    turned_outputs: tuple[str, ...] = ()
+
+    @property
+    def cost(self) -> tuple[int, int, int]:
+        return self.multiply_adds, len(self.model.operators), self.arena.arena_bytes
+
+
+def shrink(data: bytes, wish: Wish) -> tuple[bytes, Shrunk]:
+    """The same model with a smaller arena; the bytes come back unchanged when nothing helped.
+
+    Raises:
+        SourceError, StageError: the file cannot be read, or its memory not be planned.
+        UsageError: the wish contradicts itself.
+        GateFailed: the goal is out of reach; the message names the bound and what blocks it.
+    """
+    _check(wish)
+    given = _held(data, wish)
+    kept, refused = _padded(given, wish)
+    if wish.arena_bytes is None:
+        best = kept[0]
+        if wish.tiles is not None:
+            best = _tiled(best, wish, given)
+    else:
+        best = _within(kept, wish, given, wish.arena_bytes)
+    steps = (*(s for s in refused if s not in best.steps), *best.steps)
+    return best.data, Shrunk(
+        steps=steps,
+        arena=wish.arena,
+        goal=wish.arena_bytes,
+        bound_bytes=best.arena.bound_bytes,
+        arena_bytes_before=given.arena.arena_bytes,
+        arena_bytes=best.arena.arena_bytes,
+        multiply_adds_before=given.multiply_adds,
+        multiply_adds=best.multiply_adds,
+        operators_before=len(given.model.operators),
+        operators=len(best.model.operators),
+        bytes_moved_before=given.bytes_moved,
+        bytes_moved=best.bytes_moved,
+        turned_inputs=best.turned_inputs,
+        turned_outputs=best.turned_outputs,
+    )
+
+
+def _check(wish: Wish) -> None:
+    if wish.arena_bytes is not None and wish.arena_bytes <= 0:
+        raise UsageError(
+            f"an arena of {wish.arena_bytes} bytes holds nothing", hint="give a goal above 0"
+        )
+    if wish.max_extra_multiply_adds < 0:
+        raise UsageError(
+            f"a share of {wish.max_extra_multiply_adds} more multiply-adds is no share",
+            hint="give 0 or more: 0.15 is 15%",
+        )
+    if wish.last is not None and wish.tiles is None:
+        raise UsageError("a last operator without a grid of tiles", hint="give tiles too")
+    if wish.tiles is not None and wish.last is None and wish.arena_bytes is None:
+        raise UsageError(
+            "tiles without the last operator and without a goal",
+            hint="give the place of the last tiled operator, or a goal in bytes",
+        )
+
+
+def _held(data: bytes, wish: Wish) -> _Held:
+    from edgefuse.tflite.read import parse_model
+
+    model = parse_model(data)
+    return _Held(data, model, judged(model, wish.arena), multiply_adds(model), bytes_moved(model))
+
+
+def _stepped(before: _Held, after: _Held, name: str, did: str, why_not: str = "") -> Step:
+    return Step(
+        name=name,
+        did=did,
+        arena_bytes_before=before.arena.arena_bytes,
+        arena_bytes=after.arena.arena_bytes,
+        multiply_adds_before=before.multiply_adds,
+        multiply_adds=after.multiply_adds,
+        operators_before=len(before.model.operators),
+        operators=len(after.model.operators),
+        kept=not why_not,
+        why_not=why_not,
+    )
+
+
+def _padded(given: _Held, wish: Wish) -> tuple[list[_Held], list[Step]]:
+    """The file in each form that may be used, the best first; and the steps that were dropped."""
+    if wish.padding == "keep" or not any(
+        operator.code in ("PAD", "PADV2") for operator in given.model.operators
+    ):
+        return [given], []
+    forms = FORMS[wish.kernels] if wish.padding == "auto" else (wish.padding,)
+    kept: list[_Held] = []
+    refused: list[Step] = []
+    for form in forms:
+        made, done = absorb_padding(given.data, form, reverse=wish.reverse_input)
+        did = _absorbed_in_words(form, len(done.absorbed), wish)
+        after = _held(made, wish) if done.absorbed else given
+        why_not = ""
+        if not done.absorbed:
+            why_not = "; ".join(f"{name}: {reason}" for name, reason in done.left[:3])
+            why_not = why_not or "nothing to absorb"
+        elif missing := _missing(given, after, wish):
+            why_not = f"the target has no {', '.join(missing)}"
+        elif _extra(after, given) > wish.max_extra_multiply_adds:
+            why_not = f"it costs {_extra(after, given):.1%} more multiply-adds"
+        elif wish.padding == "auto":
+            why_not = _no_gain(given, after)
+        step = _stepped(given, after, "padding", did, why_not)
+        if why_not:
+            refused.append(step)
+        else:
+            kept.append(
+                replace(
+                    after,
+                    steps=(step,),
+                    turned_inputs=done.turned_inputs,
+                    turned_outputs=done.turned_outputs,
+                )
+            )
+    if wish.padding == "auto" or not kept:
+        kept.append(given)
+    return kept, refused
+
+
+def _absorbed_in_words(form: Form, count: int, wish: Wish) -> str:
+    how = "by kernels with zero taps"
+    if form == "turned":
+        how = "in the network turned by 180 degrees, "
+        how += "its picture turned by REVERSE_V2" if wish.reverse_input else "its picture too"
+    return f"{count} PAD{'' if count == 1 else 's'} absorbed {how}"
+
+
+def _missing(before: _Held, after: _Held, wish: Wish) -> list[str]:
+    """Operators that the rewrite brought in and the target does not have."""
+    if wish.operators is None:
+        return []
+    new = {o.code for o in after.model.operators} - {o.code for o in before.model.operators}
+    return sorted(new - wish.operators)
+
+
+def _extra(after: _Held, given: _Held) -> float:
+    return after.multiply_adds / max(given.multiply_adds, 1) - 1
+
+
+def _no_gain(before: _Held, after: _Held) -> str:
+    """Why a step does not help, else an empty string."""
+    arenas = (before.arena.arena_bytes, after.arena.arena_bytes)
+    if arenas[1] > arenas[0]:
+        return "the arena grows"
+    if arenas[1] == arenas[0] and after.bytes_moved >= before.bytes_moved:
+        return "neither the arena nor the bytes moved fall"
+    return ""
+
+
+def _within(kept: list[_Held], wish: Wish, given: _Held, goal: int) -> _Held:
+    """The cheapest that keeps to the goal; in tiles where nothing else does."""
+    fits = [held for held in kept if held.arena.arena_bytes <= goal]
+    if fits and wish.tiles is None:
+        return min(fits, key=lambda held: held.cost)
+    found: list[_Held] = []
+    blocked: list[tuple[int, EdgefuseError]] = []
+    for held in kept:
+        try:
+            found.append(_tiled(held, wish, given))
+        except (GateFailed, StageError) as error:
+            blocked.append((held.arena.arena_bytes, error))
+    if found:
+        return min(found, key=lambda held: held.cost)
+    bound = min(held.arena.bound_bytes for held in kept)
+    raise GateFailed(
+        f"the arena cannot keep to {goal} bytes: {blocked[0][1].message}; untiled it needs "
+        f"{min(held.arena.arena_bytes for held in kept)} bytes (bound: {bound})",
+        hint=blocked[0][1].hint,
+        where=blocked[0][1].where,
+    )
+
+
+def _tiled(held: _Held, wish: Wish, given: _Held) -> _Held:
+    if wish.operators is not None and (missing := sorted(_TILING - wish.operators)):
+        raise StageError(
+            f"tiles need {', '.join(missing)}, which the target does not have",
+            hint="give a larger goal, or a target that has them",
+        )
+    spare = (1 + wish.max_extra_multiply_adds) * given.multiply_adds
+    made, done = tile(
+        held.data,
+        arena_bytes=wish.arena_bytes,
+        grid=wish.tiles,
+        last=wish.last,
+        max_extra_share=max(spare / max(held.multiply_adds, 1) - 1, 0.0),
+    )
+    after = _held(made, wish)
+    rows, columns = done.grid
+    did = f"{done.first} to {done.last} in {rows} x {columns} tiles"
+    step = _stepped(held, after, "tiles", did)
+    return replace(
+        after,
+        steps=(*held.steps, step),
+        turned_inputs=held.turned_inputs,
+        turned_outputs=held.turned_outputs,
+    )

@@ -1,0 +1,100 @@
+"""What a rewrite for memory may do, and what it did: the words between recipe, rewrites, report."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from edgefuse.memory.shrink.judge import Runtime
+
+Padding = Literal["auto", "keep", "wider_kernels", "turned"]
+Kernels = Literal["builtin", "xnnpack", "reference", "micro", "npu"]
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What is asked for.
+
+    Attributes:
+        padding: what becomes of PADs in front of convolutions; ``auto`` chooses by ``kernels``.
+        reverse_input: REVERSE_V2 turns a turned network's picture inside the file; without it
+            whoever feeds the model turns the picture.
+        arena_bytes: the goal; None takes what helps at no cost.
+        arena: whose arena is judged.
+        operators: what the target's runtime has; None for all.
+        kernels: what runs the convolutions there.
+        max_extra_multiply_adds: as a share of those of the file as given.
+        order: whether operators may be put in another order.
+        tiles: rows and columns, by hand; with ``last``, the place of the last tiled operator
+            in the file that is tiled, or with a goal.
+    """
+
+    padding: Padding = "auto"
+    reverse_input: bool = True
+    arena_bytes: int | None = None
+    arena: Runtime = "tflite_micro"
+    operators: frozenset[str] | None = None
+    kernels: Kernels = "builtin"
+    max_extra_multiply_adds: float = 0.15
+    order: bool = True
+    tiles: tuple[int, int] | None = None
+    last: int | None = None
+
+
+@dataclass(frozen=True)
+class Step:
+    """One thing that was tried.
+
+    Attributes:
+        name: ``padding``, ``order``, ``tiles``.
+        did: for people, one sentence.
+        arena_bytes, multiply_adds, operators: behind it, if it had been kept.
+        why_not: empty when it was kept.
+    """
+
+    name: str
+    did: str
+    arena_bytes_before: int
+    arena_bytes: int
+    multiply_adds_before: int
+    multiply_adds: int
+    operators_before: int
+    operators: int
+    kept: bool
+    why_not: str = ""
+
+
+@dataclass(frozen=True)
+class Shrunk:
+    """What was tried, in order, and what came of it.
+
+    Attributes:
+        goal: in bytes; None without one.
+        bound_bytes: no plan of the result, in its order of operators, needs less.
+        bytes_moved: what all operators read and write.
+        turned_inputs: names of inputs whose picture must be given turned by 180 degrees.
+        turned_outputs: names of outputs that come out turned.
+    """
+
+    steps: tuple[Step, ...]
+    arena: Runtime
+    goal: int | None
+    bound_bytes: int
+    arena_bytes_before: int
+    arena_bytes: int
+    multiply_adds_before: int
+    multiply_adds: int
+    operators_before: int
+    operators: int
+    bytes_moved_before: int
+    bytes_moved: int
+    turned_inputs: tuple[str, ...] = ()
+    turned_outputs: tuple[str, ...] = ()
+
+    @property
+    def extra_share(self) -> float:
+        """Multiply-adds more than before, as a share of those before."""
+        return self.multiply_adds / max(self.multiply_adds_before, 1) - 1
+
+    def as_json(self) -> dict[str, Any]:
+        return {**asdict(self), "extra_share": self.extra_share}
