@@ -19,6 +19,7 @@ from edgefuse.errors import EdgefuseError, GateFailed, StageError, UsageError
 from edgefuse.memory.shrink.absorb_pad import Form, absorb_padding
 from edgefuse.memory.shrink.judge import Judged, bytes_moved, judged
 from edgefuse.memory.shrink.multiply_adds import multiply_adds
+from edgefuse.memory.shrink.order import order
 from edgefuse.memory.shrink.tile import tile
 from edgefuse.memory.shrink.wish import Kernels, Shrunk, Step, Wish
 
@@ -67,6 +68,8 @@ def shrink(data: bytes, wish: Wish) -> tuple[bytes, Shrunk]:
     _check(wish)
     given = _held(data, wish)
     kept, refused = _padded(given, wish)
+    if wish.order:
+        kept = [_ordered(held, wish) for held in kept]
     if wish.arena_bytes is None:
         best = kept[0]
         if wish.tiles is not None:
@@ -201,6 +204,21 @@ def _no_gain(before: _Held, after: _Held) -> str:
     if arenas[1] == arenas[0] and after.bytes_moved >= before.bytes_moved:
         return "neither the arena nor the bytes moved fall"
     return ""
+
+
+def _ordered(held: _Held, wish: Wish) -> _Held:
+    made, done = order(held.data, wish.arena)
+    if not done.moved:
+        step = _stepped(held, held, "order", "operators in another order", "none needs less memory")
+        return replace(held, steps=(*held.steps, step))
+    after = _held(made, wish)
+    step = _stepped(held, after, "order", f"{done.moved} operators run at another place")
+    return replace(
+        after,
+        steps=(*held.steps, step),
+        turned_inputs=held.turned_inputs,
+        turned_outputs=held.turned_outputs,
+    )
 
 
 def _within(kept: list[_Held], wish: Wish, given: _Held, goal: int) -> _Held:
