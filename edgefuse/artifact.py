@@ -28,13 +28,17 @@ class Quantization:
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """One input or output: its name, static shape, NumPy dtype name, layout and quantisation."""
+    """One input or output: its name, static shape, NumPy dtype name, layout and quantisation.
+
+    ``turned``: a picture that has to be given turned by 180 degrees, rows and columns reversed.
+    """
 
     name: str
     shape: tuple[int, ...]
     dtype: str
     layout: Layout = "other"
     quantization: Quantization | None = None
+    turned: bool = False
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,7 @@ class Signature:
                 dtype=row["dtype"],
                 layout=row["layout"],
                 quantization=Quantization(**quantization) if quantization else None,
+                turned=row.get("turned", False),
             )
 
         return Signature(

@@ -12,6 +12,7 @@ from pydantic import ConfigDict, Field, field_validator, model_validator
 from typing_extensions import Self
 
 from edgefuse.recipe_fusion import Contract, Fuse
+from edgefuse.recipe_memory import Memory
 from edgefuse.recipe_quantize import Goal, Quantize
 from edgefuse.recipe_shapes import Shapes, resolve, static_sizes
 from edgefuse.section import NAME, SHA256, Number, Section
@@ -399,6 +400,7 @@ class Recipe(Section):
     shapes: Shapes | None = None
     convert: Convert = Convert()
     quantize: Quantize = Quantize()
+    memory: Memory | None = Field(None, description="null: the int8 file stays as quantised.")
     check: Check = Check()
     gates: Gates = Gates()
     package: Package = Package()

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from edgefuse.artifact import Artifact, Product
 from edgefuse.errors import DataError, StageError
 from edgefuse.recipe import Recipe
-from edgefuse.stage import Context, stage
+from edgefuse.stage import Context, shipped, stage
 from edgefuse.verdict import Check, evidence
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ _FEW_GROUPS = 5
     name="gate_accuracy",
     summary="agreement, SQNR and top-1 drop of int8 against float",
     file_name="{name}_accuracy.json",
-    inputs=("export", "convert", "quantize"),
+    inputs=("export", "convert", "quantize", "shrink"),
     after=("check",),
     sections=("model.inputs", "model.tflite", "preprocess", "gates.accuracy"),
     samples=("evaluation", "report"),
@@ -184,8 +184,8 @@ def _outputs(
     target, samples, layouts = context.target, context.samples(role), source_layouts(recipe)
     runtime, kernels = target.judging_runtime, target.judging_kernels
     exact = open_model(inputs["convert"].path, runtime=runtime, kernels=kernels, threads=2)
-    signature = signature_of(read_model(inputs["quantize"].path))
-    twin = open_model(inputs["quantize"].path, threads=2) if like_here is not None else None
+    signature = signature_of(read_model(shipped(inputs).path))
+    twin = open_model(shipped(inputs).path, threads=2) if like_here is not None else None
     names = [spec.name for spec in exact.signature.outputs]
     rows: list[list[list[Any]]] = [[[] for _ in names] for _ in range(2)]
     held: list[int] = []
@@ -208,7 +208,7 @@ def _outputs(
             yield fed
 
     done = 0
-    for place, raw in enumerate(device.outputs(inputs["quantize"].path, feeding())):
+    for place, raw in enumerate(device.outputs(shipped(inputs).path, feeding())):
         outputs = {spec.name: dequantize(raw[spec.name], spec) for spec in signature.outputs}
         keep(outputs, held[place], rows[1])
         if like_here is not None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from edgefuse.artifact import Artifact, Product
 from edgefuse.recipe import LatencyGate, Recipe
-from edgefuse.stage import Context, stage
+from edgefuse.stage import Context, shipped, stage
 from edgefuse.verdict import Check, evidence
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     name="gate_latency",
     summary="latency of int8, as a ratio to float",
     file_name="{name}_latency.json",
-    inputs=("convert", "quantize"),
+    inputs=("convert", "quantize", "shrink"),
     after=("check",),
     sections=("gates.latency",),
     target_fields=(
@@ -45,7 +45,7 @@ def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Pro
     assert gate is not None
     target = context.target
     _require_float_where_asked(gate, target)
-    files = {"int8": inputs["quantize"].path}
+    files = {"int8": shipped(inputs).path}
     if gate.max_ratio_to_float is not None:
         files["float"] = inputs["convert"].path
     if gate.baseline is not None:
@@ -64,7 +64,7 @@ def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Pro
         runtime = device.describe()
     dot_product = _int8_dot_product(series, context)
     _tell_which_limit(gate, dot_product, context)
-    operators = _operators(inputs["convert"].path, inputs["quantize"].path)
+    operators = _operators(inputs["convert"].path, shipped(inputs).path)
     document = evidence(
         checks,
         target=target.name,

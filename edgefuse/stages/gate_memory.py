@@ -12,7 +12,7 @@ from typing import Any
 
 from edgefuse.artifact import Artifact, Product
 from edgefuse.recipe import Recipe
-from edgefuse.stage import Context, stage
+from edgefuse.stage import Context, shipped, stage
 from edgefuse.verdict import Check, evidence
 
 
@@ -20,7 +20,7 @@ from edgefuse.verdict import Check, evidence
     name="gate_memory",
     summary="arena and model bytes against their limits",
     file_name="{name}_memory.json",
-    inputs=("convert", "quantize"),
+    inputs=("convert", "quantize", "shrink"),
     after=("check",),
     sections=("gates.memory",),
     target_fields=(
@@ -41,12 +41,12 @@ def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Pro
     work.mkdir()
     device = open_device(target, work, context.log)
     context.progress(0, 2, "int8 arena")
-    int8, provenance = device.arena(inputs["quantize"].path)
+    int8, provenance = device.arena(shipped(inputs).path)
     context.progress(1, 2, "float arena")
     figures: dict[str, Any] = {"int8": asdict(int8)}
     if target.support.float_operators:
         figures["float"] = asdict(device.arena(inputs["convert"].path)[0])
-    size = inputs["quantize"].path.stat().st_size
+    size = shipped(inputs).path.stat().st_size
     arena = float(int8.measured_bytes)
     checks = [Check("arena", arena, arena, "<=", gate.max_arena_bytes, "bytes", 1)]
     for name, value, limit in (

@@ -8,7 +8,8 @@
     models/<name>_full_integer_quant.tflite
     models/<name>_<target>.tflite       for an accelerator with a compiler: what it made of the int8
     recipe.json                         the recipe as resolved, defaults included
-    preprocessing.json                  the contract from picture to input
+    preprocessing.json                  the contract from picture to input; turned_degrees is 180
+                                        where the int8 model takes its picture turned
     labels.txt                          class names, one a line, when the recipe has them
     golden/<n>/input_<k>.npy            inputs as the int8 model takes them
     golden/<n>/output_<k>.npy           its outputs by the reference kernels
@@ -38,10 +39,11 @@ from edgefuse.artifact import Artifact, Product, digest_bytes, digest_file
 from edgefuse.bundle.manifest import MANIFEST, RECIPE, SBOM, SCHEMA
 from edgefuse.bundle.sbom import sbom
 from edgefuse.bundle.schemas import json_bytes
+from edgefuse.errors import StageError
 from edgefuse.keys import versions, written_recipe
 from edgefuse.labels import require_class_names
 from edgefuse.recipe import SAMPLE_ROLES, Blob, LocalFile, Recipe
-from edgefuse.stage import Context, stage
+from edgefuse.stage import Context, shipped, stage
 
 if TYPE_CHECKING:
     from edgefuse.tflite.runtime import Model
@@ -57,7 +59,7 @@ _SECTIONS = tuple(n for n in Recipe.model_fields if n not in ("schema_version", 
     name="package",
     summary="models, recipe, preprocessing, labels, golden vectors and manifest in one archive",
     file_name="{name}.bundle.tar",
-    inputs=("export", "fuse", "convert", "quantize"),
+    inputs=("export", "fuse", "convert", "quantize", "shrink"),
     after=("check", "gate_accuracy", "gate_memory", "gate_latency"),
     sections=_SECTIONS,
     writes_recipe=True,
@@ -72,14 +74,19 @@ def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Pro
     name = recipe.name
     members: dict[str, bytes] = {
         f"models/{name}_float32.tflite": inputs["convert"].path.read_bytes(),
-        f"models/{name}_full_integer_quant.tflite": inputs["quantize"].path.read_bytes(),
+        f"models/{name}_full_integer_quant.tflite": shipped(inputs).path.read_bytes(),
         RECIPE: json_bytes(written_recipe(recipe)),
     }
     if recipe.preprocess is not None:
-        members["preprocessing.json"] = json_bytes(recipe.preprocess.model_dump(mode="json"))
+        members["preprocessing.json"] = json_bytes(
+            {
+                **recipe.preprocess.model_dump(mode="json"),
+                "turned_degrees": 180 if _turned(shipped(inputs)) else 0,
+            }
+        )
     if recipe.data.labels is not None:
         names = context.local(recipe.data.labels)
-        require_class_names(names, inputs["quantize"].signature.outputs)
+        require_class_names(names, shipped(inputs).signature.outputs)
         members["labels.txt"] = names.read_bytes()
     golden, listed = _golden(inputs, recipe, context)
     members |= golden
@@ -87,7 +94,7 @@ def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Pro
         "float": f"models/{name}_float32.tflite",
         "int8": f"models/{name}_full_integer_quant.tflite",
     }
-    compiled = _compiled(inputs["quantize"].path, context)
+    compiled = _compiled(shipped(inputs).path, context)
     if compiled is not None:
         models["compiled"] = f"models/{name}_{context.target.name}.tflite"
         members[models["compiled"]] = compiled[0]
@@ -107,11 +114,11 @@ def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Pro
         },
         "models": models,
         "compiled": compiled[1] if compiled is not None else None,
-        "signature": inputs["quantize"].signature.to_json(),
+        "signature": shipped(inputs).signature.to_json(),
         "float_signature": inputs["convert"].signature.to_json(),
         "preprocessing": "preprocessing.json" if recipe.preprocess is not None else None,
         "golden": listed,
-        "runtime": runtime_needs(read_model(inputs["quantize"].path)),
+        "runtime": runtime_needs(read_model(shipped(inputs).path)),
         "sources": sources,
         "data": data,
         "lineage": {stage_name: artifact.sha256 for stage_name, artifact in inputs.items()},
@@ -174,7 +181,7 @@ def _golden(
 ) -> tuple[dict[str, bytes], dict[str, Any]]:
     """Golden vectors as .npy members; and for the manifest their list and whose they are."""
     from edgefuse.data import take
-    from edgefuse.tflite.feeds import source_layouts, streamed
+    from edgefuse.tflite.feeds import source_layouts, streamed, upright_or_turned
     from edgefuse.tflite.runtime import open_model, runtime_version, to_input
 
     feeds = take(
@@ -183,9 +190,10 @@ def _golden(
         recipe.package.golden_samples,
         recipe.model.batch,
     )
-    model, kernels = _exact(inputs["quantize"].path, context)
-    usual = open_model(inputs["quantize"].path, threads=1)
+    model, kernels = _exact(shipped(inputs).path, context)
+    usual = open_model(shipped(inputs).path, threads=1)
     off: list[int] = []
+    upright: list[int] = []
     members: dict[str, bytes] = {}
     listed = []
     stream = streamed(model.signature, source_layouts(recipe), feeds)
@@ -193,6 +201,9 @@ def _golden(
         exact = {spec.name: to_input(feed[spec.name], spec) for spec in model.signature.inputs}
         outputs = model.run(exact)
         off += _steps(outputs, usual.run(exact))
+        if _turned(model):
+            wrong = {s.name: upright_or_turned(exact[s.name], s) for s in model.signature.inputs}
+            upright += _steps(outputs, model.run(wrong))
         row: dict[str, Any] = {"inputs": {}, "outputs": {}}
         for side, specs, arrays in (
             ("input", model.signature.inputs, exact),
@@ -204,9 +215,19 @@ def _golden(
                 row[f"{side}s"][spec.name] = path
         listed.append(row)
         context.progress(index + 1, len(feeds), "golden vectors")
+    if upright and max(upright) <= max(off, default=0):
+        raise StageError(
+            "no golden picture tells a turned network from one that is fed upright pictures",
+            hint="raise package.golden_samples, or set memory.reverse_input: true",
+            where="package.golden_samples",
+        )
     if off:
         kernels["deviation"] = {"default": {"runtime": runtime_version(), "max_lsb": max(off)}}
     return members, {**kernels, "vectors": listed}
+
+
+def _turned(model: Artifact | Model) -> bool:
+    return any(spec.turned for spec in model.signature.inputs)
 
 
 def _steps(exact: Mapping[str, Any], found: Mapping[str, Any]) -> list[int]:
@@ -220,7 +241,6 @@ def _steps(exact: Mapping[str, Any], found: Mapping[str, Any]) -> list[int]:
 
 def _exact(path: Path, context: Context) -> tuple[Model, dict[str, Any]]:
     """The model with the reference kernels, or with the built-in ones where there are none."""
-    from edgefuse.errors import StageError
     from edgefuse.tflite.runtime import missing_kernel, open_model, runtime_version
 
     try:

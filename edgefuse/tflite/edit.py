@@ -102,6 +102,17 @@ class Edit:
     def packed(self) -> bytes:
         return _packed(self.model, self._size)
 
+    def note(self, name: str, content: bytes) -> None:
+        """Put an entry into the file's metadata, in place of an earlier one of that name."""
+        import numpy as np
+
+        held = [m for m in self.model.metadata or () if m.name != name.encode()]
+        buffer, entry = self.schema.BufferT(), self.schema.MetadataT()
+        buffer.data = np.frombuffer(content, np.uint8)
+        self.model.buffers.append(buffer)
+        entry.name, entry.buffer = name.encode(), len(self.model.buffers) - 1
+        self.model.metadata = [*held, entry]
+
     def like(
         self, index: int, suffix: str, dtype: str, scale: float | None = None, zero: int = 0
     ) -> int:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgefuse.artifact import Layout, Signature
+from edgefuse.artifact import Layout, Signature, TensorSpec
 from edgefuse.errors import RecipeError, SourceError
 
 if TYPE_CHECKING:
@@ -35,11 +35,24 @@ def source_layouts(recipe: Recipe) -> dict[str, Layout]:
 def streamed(
     signature: Signature, layouts: Mapping[str, Layout], feeds: Iterable[Mapping[str, Array]]
 ) -> Iterator[dict[str, Array]]:
-    """Each sample as the .tflite takes it."""
+    """Each sample as the .tflite takes it; turned by 180 degrees where its signature says so."""
     from edgefuse.tflite.runtime import to_layout
 
     for feed in feeds:
-        yield {s.name: to_layout(feed[s.name], layouts[s.name], s.shape) for s in signature.inputs}
+        yield {
+            s.name: upright_or_turned(to_layout(feed[s.name], layouts[s.name], s.shape), s)
+            for s in signature.inputs
+        }
+
+
+def upright_or_turned(picture: Array, spec: TensorSpec) -> Array:
+    """A picture [batch, rows, columns, channels], turned by 180 degrees where the input wants it.
+
+    Applied twice it gives the picture back.
+    """
+    import numpy as np
+
+    return np.ascontiguousarray(picture[:, ::-1, ::-1]) if spec.turned else picture
 
 
 def stacks(

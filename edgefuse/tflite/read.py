@@ -6,11 +6,12 @@ the bytes into :class:`TfliteModel` without running anything. The schema is the 
 with ``ai_edge_litert``; constants are views of the bytes, nothing is copied.
 
 Scope: files with one subgraph (what every converter of ours writes). Left alone: control flow,
-metadata, sparsity, block-wise quantisation.
+other metadata, sparsity, block-wise quantisation.
 """
 
 from __future__ import annotations
 
+import json
 import struct
 from collections import Counter
 from collections.abc import Mapping
@@ -25,6 +26,7 @@ from edgefuse.errors import SourceError, StageError, ToolError
 
 DAMAGED = "make the file again; a cut download or an interrupted write does this"
 IDENTIFIER = b"TFL3"
+TURNED_INPUTS = "edgefuse.turned_inputs"
 FLOAT_DTYPES = frozenset({"float16", "bfloat16", "float32", "float64"})
 _BITS = {"bool": 8, "int4": 4, "uint4": 4, "int2": 2, "bfloat16": 16}
 
@@ -95,7 +97,10 @@ class Operator:
 
 @dataclass(frozen=True)
 class TfliteModel:
-    """A parsed file. ``signature_*`` pair the signature's names with tensor indices."""
+    """A parsed file. ``signature_*`` pair the signature's names with tensor indices.
+
+    ``turned_inputs`` are the signature's inputs that take their picture turned by 180 degrees.
+    """
 
     where: str
     data: bytes = field(repr=False)
@@ -108,6 +113,7 @@ class TfliteModel:
     signature_inputs: tuple[tuple[str, int], ...]
     signature_outputs: tuple[tuple[str, int], ...]
     spans: Mapping[int, tuple[int, int]] = field(repr=False)
+    turned_inputs: frozenset[str] = frozenset()
 
     def constant(self, tensor: Tensor) -> np.ndarray[Any, Any]:
         """The value of a constant in its stored type, a read-only view of the file's bytes.
@@ -294,7 +300,21 @@ def _parse(data: bytes, where: str, schema: Any) -> TfliteModel:
         signature_inputs=named_inputs or tuple((tensors[i].name, i) for i in inputs),
         signature_outputs=named_outputs or tuple((tensors[i].name, i) for i in outputs),
         spans=spans,
+        turned_inputs=_turned(model, data, spans),
     )
+
+
+def _turned(model: Any, data: bytes, spans: Mapping[int, tuple[int, int]]) -> frozenset[str]:
+    """The inputs that the metadata says are turned: see :mod:`edgefuse.tflite.turned`."""
+    for place in range(model.MetadataLength()):
+        entry = model.Metadata(place)
+        if _text(entry.Name()) == TURNED_INPUTS:
+            begin, length = spans[entry.Buffer()]
+            names = json.loads(data[begin : begin + length])
+            if not isinstance(names, list) or not all(isinstance(n, str) for n in names):
+                raise ValueError(f"metadata {TURNED_INPUTS} is no list of names")
+            return frozenset(names)
+    return frozenset()
 
 
 def _tensor(
@@ -384,7 +404,8 @@ def _spec(model: TfliteModel, name: str, index: int) -> TensorSpec:
     if len(tensor.scales) == 1:
         zero = tensor.zero_points[0] if tensor.zero_points else 0
         quantization = Quantization(tensor.scales[0], zero)
-    return TensorSpec(name, tensor.shape, tensor.dtype, layout, quantization)
+    turned = name in model.turned_inputs
+    return TensorSpec(name, tensor.shape, tensor.dtype, layout, quantization, turned)
 
 
 def signature_of(model: TfliteModel) -> Signature:

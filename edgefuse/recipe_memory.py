@@ -1,0 +1,60 @@
+"""What a recipe says about memory: how the int8 file is rewritten so that its arena shrinks."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from edgefuse.section import Section
+
+
+class Tiles(Section):
+    """A tiling by hand, where the search for the goal's cheapest one is not wanted."""
+
+    rows: int = Field(gt=0, description="Tiles down the picture.")
+    columns: int = Field(gt=0, description="Tiles across the picture.")
+    last: int | None = Field(
+        None,
+        ge=0,
+        description="Place, in the int8 file, of the last operator that runs tile by tile; null: "
+        "the cheapest that keeps to arena_bytes.",
+    )
+
+
+class Memory(Section):
+    """Rewrites of the int8 file that lower its arena and leave every output bit as it is.
+
+    The stage `shrink` makes them where a recipe has this section, and judges them by the arena that
+    the target's runtime will need. `edgefuse memory RECIPE` shows what each would save.
+    """
+
+    padding: Literal["auto", "keep", "wider_kernels", "turned"] = Field(
+        "auto",
+        description="What becomes of PAD in front of convolutions. wider_kernels: zero taps; "
+        "turned: the network turned by 180 degrees; auto: the form that is cheaper on the "
+        "target's kernels, where it helps; keep: nothing.",
+    )
+    reverse_input: bool = Field(
+        True,
+        description="Whether a turned network turns its picture itself, by REVERSE_V2. false: "
+        "whoever feeds it gives the picture turned, which preprocessing.json, the manifest and "
+        "the file's own metadata say.",
+    )
+    order: bool = Field(
+        True, description="Whether operators may run in another order where that lowers the arena."
+    )
+    arena_bytes: int | None = Field(
+        None,
+        gt=0,
+        description="Goal for what activations need (tflite-micro: the arena's head). The cheapest "
+        "rewrites that reach it are made; when none does, exit code 1 names the bound and what "
+        "blocks it. null: the target's limits.arena_bytes, if it has one.",
+    )
+    max_extra_multiply_adds: float = Field(
+        0.15, ge=0, le=10, description="What the goal may cost, as a share of the multiply-adds."
+    )
+    tiles: Tiles | None = Field(
+        None, description="Run the first operators tile by tile; null: where the goal needs it."
+    )
+    parity_samples: int = Field(
+        8, gt=0, description="Real samples on which every output must keep every bit."
+    )

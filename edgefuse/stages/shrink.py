@@ -1,0 +1,148 @@
+"""The int8 file in less memory: padding absorbed, operators in another order, the first in tiles.
+
+What is done is judged by the arena that the target's runtime will need, and proven on real samples:
+every output of a file of integers keeps every bit. What changes in a float operator is the order of
+a sum; its outputs are held to a relative error of 1e-5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from edgefuse.artifact import Artifact, Product
+from edgefuse.errors import ParityError, RecipeError, StageError
+from edgefuse.recipe import Recipe
+from edgefuse.stage import Context, stage
+from edgefuse.target import Target
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from edgefuse.memory.shrink.shrink import Wish
+    from edgefuse.tflite.runtime import Model
+
+_FLOAT_RELATIVE_ERROR = 1e-5
+
+
+@stage(
+    name="shrink",
+    summary="the int8 file in less memory, every output bit kept",
+    file_name="{name}_full_integer_quant_shrunk.tflite",
+    inputs=("quantize",),
+    after=("check",),
+    sections=("model.inputs", "model.tflite", "preprocess", "memory"),
+    samples=("evaluation",),
+    target_fields=("runtime", "kernels", "limits", "support"),
+    tools=("ai-edge-litert", "flatbuffers", "numpy"),
+    applies=lambda recipe: recipe.memory is not None,
+)
+def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Product:
+    from edgefuse.memory.shrink.shrink import shrink
+    from edgefuse.tflite.feeds import with_output_layouts
+    from edgefuse.tflite.read import read_model, signature_of
+    from edgefuse.tflite.turned import say_turned
+
+    given = inputs["quantize"]
+    context.progress(0, 2, "choosing")
+    data, done = shrink(given.path.read_bytes(), wish_of(recipe, context.target))
+    if done.turned_outputs:
+        raise RecipeError(
+            f"output {done.turned_outputs[0]!r} is a picture: without REVERSE_V2 it would come out "
+            "turned",
+            where="memory.reverse_input",
+            hint="reverse_input: true, or padding: wider_kernels",
+        )
+    path = context.work / context.file_name
+    path.write_bytes(say_turned(data, done.turned_inputs) if done.turned_inputs else data)
+    context.progress(1, 2, "comparing")
+    proof = _proof(given, path, recipe, context)
+    layouts = {spec.name: spec.layout for spec in given.signature.outputs}
+    signature = with_output_layouts(signature_of(read_model(path)), layouts)
+    evidence = {**done.as_json(), "proof": proof, "summary": _summary(done.as_json())}
+    return Product("tflite", path, signature, evidence)
+
+
+def wish_of(recipe: Recipe, target: Target) -> Wish:
+    """What the recipe asks for, on its target."""
+    from edgefuse.memory.shrink.shrink import Wish
+
+    memory = recipe.memory
+    assert memory is not None
+    micro = target.runtime in ("tflite_micro", "ethos_u")
+    kernels: Any = "xnnpack" if target.kernels == "default" else target.kernels
+    if target.runtime == "tflite_micro":
+        kernels = "micro"
+    elif target.runtime in ("ethos_u", "edgetpu"):
+        kernels = "npu"
+    operators = target.support.operators
+    tiles = memory.tiles
+    return Wish(
+        padding=memory.padding,
+        reverse_input=memory.reverse_input,
+        arena_bytes=memory.arena_bytes or target.limits.arena_bytes,
+        arena="tflite_micro" if micro else "litert",
+        operators=None if operators is None else frozenset(operators),
+        kernels=kernels,
+        max_extra_multiply_adds=memory.max_extra_multiply_adds,
+        order=memory.order,
+        tiles=None if tiles is None else (tiles.rows, tiles.columns),
+        last=None if tiles is None else tiles.last,
+    )
+
+
+def _proof(given: Artifact, made: Path, recipe: Recipe, context: Context) -> dict[str, Any]:
+    """Both files on real samples: how many, and that nothing differs.
+
+    Raises:
+        ParityError: an output differs.
+    """
+    from edgefuse.data import take
+    from edgefuse.parity import require_parity
+    from edgefuse.tflite.feeds import source_layouts, streamed
+    from edgefuse.tflite.read import read_model
+
+    assert recipe.memory is not None
+    samples = context.samples("evaluation")
+    feeds = take(samples, context.downloads, recipe.memory.parity_samples, recipe.model.batch)
+    (before, after), kernels = _both(given.path, made)
+    layouts = source_layouts(recipe)
+    results = []
+    for model in (before, after):
+        results.append([model.run(f) for f in streamed(model.signature, layouts, feeds)])
+    if read_model(given.path).float_operators():
+        limit, what = _FLOAT_RELATIVE_ERROR, "the file rewritten for memory against the one given"
+        parity = require_parity(results[0], results[1], limit=limit, what=what)
+        return {"kernels": kernels, "samples": len(feeds), "parity": parity}
+    for sample, (wanted, found) in enumerate(zip(*results, strict=True)):
+        for name in wanted:
+            if (wanted[name] != found[name]).any():
+                raise ParityError(
+                    f"output {name!r} of sample {sample} is not the same in the file rewritten for "
+                    "memory",
+                    where=str(given.path),
+                    hint="this is a defect of edgefuse: memory: {padding: keep} goes around it; "
+                    "please report it with the model",
+                )
+    return {"kernels": kernels, "samples": len(feeds), "bit_identical": True}
+
+
+def _both(given: Path, made: Path) -> tuple[tuple[Model, Model], str]:
+    """Both files on the reference kernels, or on the built-in ones where an operator lacks them."""
+    from edgefuse.tflite.runtime import missing_kernel, open_model
+
+    try:
+        one = open_model(given, kernels="reference", threads=2)
+        return (one, open_model(made, kernels="reference", threads=2)), "reference"
+    except StageError as error:
+        if not missing_kernel(error):
+            raise
+    one = open_model(given, kernels="builtin", threads=2)
+    return (one, open_model(made, kernels="builtin", threads=2)), "builtin"
+
+
+def _summary(done: Mapping[str, Any]) -> str:
+    kept = [step["did"] for step in done["steps"] if step["kept"]]
+    sizes = f"arena {done['arena_bytes_before']:,} to {done['arena_bytes']:,} bytes"
+    extra = f", {done['extra_share']:+.1%} multiply-adds" if done["extra_share"] else ""
+    return f"{sizes}{extra}: {'; '.join(kept)}" if kept else "nothing makes its arena smaller"
