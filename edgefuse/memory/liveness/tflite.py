@@ -1,7 +1,8 @@
 """Which bytes of a .tflite file are alive when: what an arena has to hold.
 
 Problem: the arena is decided by the tensors that are alive at once, not by their sum. What is
-alive, and what may share its place with what, differs between runtimes: :class:`Sharing` states it.
+alive, and what may share its place with what, differs between runtimes:
+:class:`~edgefuse.memory.liveness.sharing.Sharing` states it.
 
 Time is the place of an operator in the file; a buffer lives from ``first`` to ``last``, both
 included. Model inputs are there at 0, model outputs to the last operator.
@@ -15,11 +16,11 @@ kernels), the interpreter's own structures.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from edgefuse.errors import StageError
 from edgefuse.memory.arena import Live, aligned, unique_names
+from edgefuse.memory.liveness.sharing import Sharing
 
 if TYPE_CHECKING:
     from edgefuse.tflite.read import Tensor, TfliteModel
@@ -27,23 +28,6 @@ if TYPE_CHECKING:
 RESHAPES = frozenset({"RESHAPE", "SQUEEZE", "EXPAND_DIMS", "BITCAST"})
 _ELEMENTWISE = frozenset({"ADD", "SUB", "MUL", "DIV"})
 _MOST_BYTES = 2**63 - 1
-
-
-@dataclass(frozen=True)
-class Sharing:
-    """How a runtime lays out its arena.
-
-    Attributes:
-        alignment: bytes; every buffer is rounded up to a multiple.
-        keeps_inputs: whether model inputs keep their place to the end.
-        reshapes: whether a reshape's output is its input's buffer.
-        elementwise: whether ADD, SUB, MUL and DIV write over an input.
-    """
-
-    alignment: int
-    keeps_inputs: bool
-    reshapes: bool
-    elementwise: bool
 
 
 TFLITE_MICRO = Sharing(alignment=16, keeps_inputs=False, reshapes=False, elementwise=False)

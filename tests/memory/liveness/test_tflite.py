@@ -8,7 +8,8 @@ import pytest
 
 from edgefuse.errors import StageError
 from edgefuse.memory.arena import peak, unique_names
-from edgefuse.memory.liveness.tflite import LITERT, TFLITE_MICRO, Sharing, live_buffers
+from edgefuse.memory.liveness.sharing import Sharing
+from edgefuse.memory.liveness.tflite import LITERT, TFLITE_MICRO, live_buffers
 from edgefuse.tflite.read import TfliteModel, parse_model
 
 from ..nets import Net
