@@ -5,7 +5,7 @@ computing it again when it is due trades time for bytes. Which is dropped is pla
 budget of the *peak*, and the plan is verified by a meter before it is used:
 
     rematerialise(module, inputs, budget=0.4, loss=...)   -> Rematerialised; the module in place
-    compare_step(module, inputs, budgets=(0.4,), ...)     -> rows: eager, checkpointing, compile, ours
+    compare_step(module, inputs, budgets=(0.4,), ...)     -> rows: eager, compile, ours
     peak_bytes(step)                                      -> peak bytes of one step, deterministic
 
 ::
@@ -26,5 +26,3 @@ budget of the *peak*, and the plan is verified by a meter before it is used:
 A budget that cannot be kept is a row with ``refused`` and without figures. Scope: chains of blocks;
 see :mod:`~.blocks` for what a chain is and which blocks are never recomputed.
 """
-
-

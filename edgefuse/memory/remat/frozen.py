@@ -1,0 +1,221 @@
+"""What a block may not do twice, and the state it is given when it runs again.
+
+A block that runs again must compute what it computed before, and leave no trace:
+
+    first forward:   note copies of its buffers, as they are before it
+    forward again:   run on those copies, then put the real buffers back
+
+So BatchNorm's statistics and its count, and the observers and ranges of quantisation-aware
+training, are bit by bit what one forward made of them, and an observer's scale is the one of the
+first time. Kept, and said by name, are blocks that draw random numbers, write over their input, a
+parameter or a tensor of others, change plain attributes, or read a buffer that another block
+writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+_Buffers = dict[tuple["nn.Module", str], "Tensor"]
+
+
+def buffers_of(modules: Sequence[nn.Module]) -> _Buffers:
+    """Every buffer once, by the module that holds it and its name there."""
+    found: _Buffers = {}
+    seen: set[int] = set()
+    for root in modules:
+        for module in root.modules():
+            if id(module) in seen:
+                continue
+            seen.add(id(module))
+            for name, value in module._buffers.items():
+                if value is not None:
+                    found[module, name] = value
+    return found
+
+
+def frozen(
+    modules: Sequence[nn.Module],
+) -> Callable[[], tuple[AbstractContextManager[None], AbstractContextManager[None]]]:
+    """Contexts for the forward of some blocks and for the same forward run again."""
+
+    def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+        before: _Buffers = {}
+
+        @contextmanager
+        def noting() -> Iterator[None]:
+            before.update({key: held.clone() for key, held in buffers_of(modules).items()})
+            yield
+
+        @contextmanager
+        def replaying() -> Iterator[None]:
+            real = {key: key[0]._buffers[key[1]] for key in before}
+            for (module, name), held in before.items():
+                module._buffers[name] = held.clone()
+            try:
+                yield
+            finally:
+                for (module, name), value in real.items():
+                    module._buffers[name] = value
+
+        return noting(), replaying()
+
+    return contexts
+
+
+@contextmanager
+def undisturbed(module: nn.Module) -> Iterator[None]:
+    """Try something with a module; its buffers, gradients and the random numbers stay as before."""
+    import torch
+
+    buffers = buffers_of([module])
+    copies = {key: value.clone() for key, value in buffers.items()}
+    grads = [(p, p.grad) for p in module.parameters()]
+    cuda = sorted({p.device.index for p, _ in grads if p.device.type == "cuda"})
+    with torch.random.fork_rng(devices=cuda):
+        try:
+            for parameter, _ in grads:
+                parameter.grad = None
+            yield
+        finally:
+            for parameter, grad in grads:
+                parameter.grad = grad
+            with torch.no_grad():
+                for key, value in buffers.items():
+                    key[0]._buffers[key[1]] = value
+                    if not _same(value, copies[key]):
+                        value.copy_(copies[key])
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    import torch
+
+    return one.shape == other.shape and torch.equal(one, other)
+
+
+def written_buffers(block: nn.Module, run: Callable[[], object]) -> set[int]:
+    """The ids of buffers that a run of a block changes or replaces."""
+    before = {key: (value, value.clone()) for key, value in buffers_of([block]).items()}
+    versions = {key: value._version for key, (value, _) in before.items()}
+    run()
+    return {
+        id(held)
+        for key, (held, copy) in before.items()
+        if key[0]._buffers[key[1]] is not held
+        or held._version != versions[key]
+        or not _same(held, copy)
+    }
+
+
+def reason_to_keep(block: nn.Module, x: Tensor) -> tuple[str, int]:
+    """Why a block must not run twice (empty when it may), and the cost of its forward.
+
+    The cost follows from operators, not from a clock, so that plans do not change from run to run:
+    bytes read and written, and a tenth of the floating-point operations.
+    """
+    import torch
+
+    versions = {name: p._version for name, p in block.named_parameters()}
+    attributes = _attributes(block)
+    random = _random_state(x)
+    watch = _watch(block, x)
+    version = x._version
+    with watch.mode:
+        block(x)
+    if not torch.equal(random, _random_state(x)) or watch.random:
+        return f"it draws random numbers ({', '.join(watch.random) or 'outside torch'})", watch.cost
+    if x._version != version:
+        return "it writes over its input", watch.cost
+    for name, parameter in block.named_parameters():
+        if parameter._version != versions[name]:
+            return f"it writes over its parameter {name}", watch.cost
+    if watch.foreign:
+        return f"it writes over a tensor of others ({', '.join(watch.foreign)})", watch.cost
+    now = _attributes(block)
+    changed = sorted(name for name in attributes.keys() | now.keys()
+                     if attributes.get(name) != now.get(name))  # fmt: skip
+    if changed:
+        return f"it changes its attribute {changed[0]}", watch.cost
+    return "", watch.cost
+
+
+def _random_state(x: Tensor) -> Tensor:
+    import torch
+
+    state = torch.get_rng_state()
+    if x.device.type == "cuda":
+        state = torch.cat([state, torch.cuda.get_rng_state(x.device)])
+    return state
+
+
+def _attributes(block: nn.Module) -> dict[str, Any]:
+    """Plain values and tensors that modules hold as attributes, by their paths."""
+    import torch
+
+    found: dict[str, Any] = {}
+    for path, module in block.named_modules():
+        for name, value in vars(module).items():
+            place = f"{path}.{name}" if path else name
+            if isinstance(value, bool | int | float | str):
+                found[place] = value
+            elif isinstance(value, torch.Tensor):
+                found[place] = (id(value), value._version)
+    return found
+
+
+class _Watched:
+    """What a block's operators did."""
+
+    def __init__(self) -> None:
+        self.mode: Any = None
+        self.random: list[str] = []
+        self.foreign: list[str] = []
+        self.cost = 0
+
+
+def _watch(block: nn.Module, x: Tensor) -> _Watched:
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils._pytree import tree_leaves
+    from torch.utils.flop_counter import flop_registry
+
+    watched = _Watched()
+    own = [x, *block.parameters(), *block.buffers()]
+    alive: list[Any] = []
+    known = {t.untyped_storage().data_ptr() for t in own}
+
+    def tensors(values: Any) -> list[Any]:
+        return [t for t in tree_leaves(values) if isinstance(t, torch.Tensor)]
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            kwargs = kwargs or {}
+            name = str(func)
+            for argument, value in zip(func._schema.arguments, args):
+                written = argument.alias_info is not None and argument.alias_info.is_write
+                for t in tensors(value) if written else ():
+                    if t.untyped_storage().data_ptr() not in known and name not in watched.foreign:
+                        watched.foreign.append(name)
+            if torch.Tag.nondeterministic_seeded in func.tags and name not in watched.random:
+                watched.random.append(name)
+            out = func(*args, **kwargs)
+            made = tensors(out)
+            alive.extend(made)
+            known.update(t.untyped_storage().data_ptr() for t in made)
+            if not func.is_view:
+                touched = [*tensors(args), *tensors(kwargs), *made]
+                watched.cost += sum(t.numel() * t.element_size() for t in touched)
+                counted = flop_registry.get(func._overloadpacket)
+                if counted is not None:
+                    watched.cost += int(counted(*args, **kwargs, out_val=out)) // 10
+            return out
+
+    watched.mode = Watch()
+    return watched
