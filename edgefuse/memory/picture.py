@@ -4,9 +4,10 @@ Problem: an arena's size is one number, and nobody can see from it which buffers
 operator, or whether a gap between them does.
 
 Panels stand below each other and share one scale in bytes, so that before and after compare by
-height; each has its own operators along the same width. Marked: the step at which the most bytes
-are alive, with its largest buffers by name, and the lower bound as a dashed line. Labels are
-thinned where they would run into each other; every rectangle tells its full name as a tooltip.
+height; each has its own operators along the same width. Panels too low to be read there are drawn
+once more, enlarged, again on one scale. Marked: the step at which the most bytes are alive, with
+its largest buffers by name, and the lower bound as a dashed line. Labels are thinned where they
+would run into each other; every rectangle tells its full name as a tooltip.
 
 The drawing stands by itself and may as well be set into a page: no script, no font, nothing
 fetched; light or dark as the viewer is; every rule of its style begins with its own class. Names
@@ -25,7 +26,8 @@ from edgefuse.memory.arena import Arena, Live
 
 _LEFT, _PLOT, _RIGHT = 76.0, 696.0, 308.0
 _WIDTH = _LEFT + _PLOT + _RIGHT
-_TALLEST = 380.0
+_TALLEST, _TALLEST_ENLARGED = 380.0, 280.0
+_TOO_LOW = 0.3  # of the tallest panel
 _LOWEST = 6.0  # an arena far smaller than its neighbour is still seen
 _HEAD, _GAP, _LINE = 30.0, 26.0, 17.0
 _STEP_PITCH, _THINNED_PITCH = 14.0, 26.0
@@ -79,13 +81,16 @@ class Panel:
 
 def picture(panels: Sequence[Panel], *, title: str = "Memory over time") -> str:
     """The drawing as SVG text, ending with a newline; panels from top to bottom."""
-    most = max((max(p.arena.arena_bytes, p.arena.bound_bytes) for p in panels), default=0)
-    scale = _TALLEST / max(most, 1)
-    drawn, top = [], 12.0
-    for panel in panels:
-        body, height = _panel(panel, scale, top)
-        drawn += body
-        top += height
+    most = max(map(_reach, panels), default=0)
+    low = [p for p in panels if _reach(p) < _TOO_LOW * most]
+    drawn, top = _stack(panels, low, _TALLEST / max(most, 1), 12.0)
+    if low:
+        scale = _TALLEST_ENLARGED / max(*map(_reach, low), 1)
+        times = scale / (_TALLEST / max(most, 1))
+        said = f"the low ones enlarged {times:.3g} times, on one scale again"
+        drawn.append(f'<text class="soft" x="{_n(_LEFT)}" y="{_n(top + 6)}">{_text(said)}</text>')
+        more, top = _stack(low, (), scale, top + 30)
+        drawn += more
     drawn.append(f'<text class="soft" x="{_n(_LEFT)}" y="{_n(top - 4)}">{_text(_KEY)}</text>')
     top += 14
     told = "; ".join(f"{p.title}: {size_text(p.arena.arena_bytes)}" for p in panels)
@@ -109,11 +114,26 @@ def size_text(value: int) -> str:
     return f"{value:,} bytes"
 
 
-def _panel(panel: Panel, scale: float, top: float) -> tuple[list[str], float]:
+def _reach(panel: Panel) -> int:
+    return max(panel.arena.arena_bytes, panel.arena.bound_bytes)
+
+
+def _stack(
+    panels: Sequence[Panel], bare: Sequence[Panel], scale: float, top: float
+) -> tuple[list[str], float]:
+    """Panels below each other, those among ``bare`` without labels; where they end."""
+    drawn = []
+    for panel in panels:
+        body, height = _panel(panel, scale, top, labelled=panel not in bare)
+        drawn += body
+        top += height
+    return drawn, top
+
+
+def _panel(panel: Panel, scale: float, top: float, *, labelled: bool) -> tuple[list[str], float]:
     """What is drawn of one panel, and how much room it takes."""
     arena = panel.arena
-    height = max(arena.arena_bytes, arena.bound_bytes) * scale
-    height = max(height, _LOWEST)
+    height = max(_reach(panel) * scale, _LOWEST)
     floor = top + _HEAD + height
     steps = max(len(arena.steps), 1)
     pitch = _PLOT / steps
@@ -129,6 +149,8 @@ def _panel(panel: Panel, scale: float, top: float) -> tuple[list[str], float]:
     drawn += _address_axis(height, floor, scale)
     drawn += _buffers(panel, scale, floor, pitch, peak)
     drawn.append(f'<path class="floor" d="M{_n(_LEFT)} {_n(floor)}h{_n(_PLOT)}"/>')
+    if not labelled:
+        return [*drawn, "</g>"], _HEAD + height + _GAP
     if arena.steps:
         drawn += _peak_and_bound(panel, scale, floor, pitch, peak)
     drawn += _step_axis(arena.steps, floor, pitch, peak)
