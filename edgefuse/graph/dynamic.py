@@ -14,15 +14,17 @@ fewer tiles may be left than there are cores. Candidates, all exact:
 Choice: of all candidates the one that :mod:`edgefuse.graph.kernel` predicts to save most is taken,
 the figures are taken anew, until none saves anything. Greedy, and equal inputs give equal plans.
 
+A candidate that ``refuse`` has a reason against is not taken, whatever it saves.
+
 Left alone: results that are outputs of the model or are read through a view; convolutions with a
 window as readers, since neighbouring tiles would compute the same elements again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from edgefuse.graph.cost import Balance, Cost, kernels, total
 from edgefuse.graph.flops import POINTWISE
@@ -32,6 +34,7 @@ from edgefuse.graph.values import same_shape
 if TYPE_CHECKING:
     import onnx_ir as ir
 
+Kernels: TypeAlias = tuple[tuple[str, ...], ...]
 DEPTHWISE, PROLOGUE, DUPLICATED = "depthwise into projection", "prologue", "duplicated"
 
 
@@ -69,7 +72,7 @@ class Plan:
     """
 
     bucket: str
-    kernels: tuple[tuple[str, ...], ...]
+    kernels: Kernels
     before: Cost
     after: Cost
     before_us: float
@@ -104,6 +107,7 @@ def plan_kernels(
     bucket: str = "",
     tile: Tile = USUAL_TILE,
     float_bytes: int | None = None,
+    refuse: Callable[[Kernels], str] = lambda _: "",
 ) -> Plan:
     """Choose the kernels of a fused model at its static shapes.
 
@@ -111,11 +115,12 @@ def plan_kernels(
         model: its groups spelt out, from :func:`edgefuse.graph.shapes.at_shapes` or ``spelt_out``.
         bucket: a label for the plan.
         float_bytes: bytes of a floating-point element on the machine, where not the model's.
+        refuse: why these kernels must not be, in words; empty when they may.
 
     Raises:
         StageError: a shape or type is not known.
     """
-    return _Planner(model, balance, tile, float_bytes).plan(bucket)
+    return _Planner(model, balance, tile, float_bytes, refuse).plan(bucket)
 
 
 def one_group_a_kernel(
@@ -139,9 +144,15 @@ class _Planner:
     """The kernels as they stand: by root, the groups computed on the way and how."""
 
     def __init__(
-        self, model: ir.Model, balance: Balance, tile: Tile, float_bytes: int | None
+        self,
+        model: ir.Model,
+        balance: Balance,
+        tile: Tile,
+        float_bytes: int | None,
+        refuse: Callable[[Kernels], str],
     ) -> None:
         self._balance, self._tile, self._float_bytes = balance, tile, float_bytes
+        self._refuse = refuse
         self._groups = [group(name, nodes) for name, nodes in kernels(model).items()]
         self._rank = {g: place for place, g in enumerate(self._groups)}
         self._of = {node: g for g in self._groups for node in g.nodes}
@@ -153,18 +164,18 @@ class _Planner:
         taken: list[Decision] = []
         while True:
             weighed = [(c, self._weigh(c)) for c in self._candidates()]
-            good = [pair for pair in weighed if pair[1].taken]
-            if not good:
+            best = self._best(weighed)
+            if best is None:
                 break
-            candidate, decision = max(good, key=lambda pair: pair[1].saved_us)
-            self._take(candidate)
+            candidate, decision = best
+            self._inner = self._taken(candidate)
             taken.append(decision)
         after = [self._estimate(root, inner) for root, inner in self._inner.items()]
         decisions = taken + [decision for _, decision in weighed]
         places = {g.name: place for g, place in self._rank.items()}
         return Plan(
             bucket,
-            tuple((*self._names(inner), root.name) for root, inner in self._inner.items()),
+            self._kernels(self._inner),
             total(e.cost for e in before),
             total(e.cost for e in after),
             sum(e.time_s for e in before) * 1e6,
@@ -172,8 +183,25 @@ class _Planner:
             tuple(sorted(decisions, key=lambda d: places[d.producer])),
         )
 
-    def _names(self, inner: Mapping[Group, bool]) -> list[str]:
-        return [g.name for g in sorted(inner, key=self._rank.__getitem__)]
+    def _best(
+        self, weighed: list[tuple[_Candidate, Decision]]
+    ) -> tuple[_Candidate, Decision] | None:
+        """The candidate that saves most and is not refused; refusals are entered in ``weighed``."""
+        good = [place for place, (_, decision) in enumerate(weighed) if decision.taken]
+        for place in sorted(good, key=lambda place: -weighed[place][1].saved_us):
+            candidate, decision = weighed[place]
+            reason = self._refuse(self._kernels(self._taken(candidate)))
+            if not reason:
+                return candidate, decision
+            refused = replace(decision, taken=False, reason=f"{decision.reason}; refused: {reason}")
+            weighed[place] = candidate, refused
+        return None
+
+    def _kernels(self, made: Mapping[Group, Mapping[Group, bool]]) -> Kernels:
+        return tuple(
+            (*(g.name for g in sorted(inner, key=self._rank.__getitem__)), root.name)
+            for root, inner in made.items()
+        )
 
     def _estimate(self, root: Group, inner: Mapping[Group, bool]) -> Estimate:
         key = (root, frozenset(inner.items()))
@@ -240,10 +268,13 @@ class _Planner:
             _reason(saved_us, apart, together, self._balance),
         )
 
-    def _take(self, candidate: _Candidate) -> None:
+    def _taken(self, candidate: _Candidate) -> dict[Group, dict[Group, bool]]:
+        """The kernels with a candidate taken."""
+        made = dict(self._inner)
         for root, of_operand in candidate.readers:
-            self._inner[root] = self._merged(candidate, root, of_operand)
-        del self._inner[candidate.producer]
+            made[root] = self._merged(candidate, root, of_operand)
+        del made[candidate.producer]
+        return made
 
 
 def _way(producer: Group, reader: Group, result: ir.Value) -> str | None:

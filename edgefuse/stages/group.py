@@ -2,7 +2,8 @@
 
 For every bucket of the recipe's ``shapes``, the fused model is brought to the bucket's shapes and
 compared there with the unfused export; then the cost model chooses, by the target's balance, which
-fused groups become one kernel. Nothing is chosen for a target without a balance.
+fused groups become one kernel, and refuses what would raise the peak of live bytes. Nothing is
+chosen for a target without a balance.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Pro
     from edgefuse.graph.dynamic import one_group_a_kernel, plan_kernels
     from edgefuse.graph.normalise import load_proto
     from edgefuse.graph.shapes import fold_load_time
+    from edgefuse.memory.liveness.kernels import refuse_rising
     from edgefuse.recipe_shapes import resolve
 
     assert recipe.shapes is not None
@@ -61,7 +63,12 @@ def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Pro
         if known is None:
             plan = one_group_a_kernel(proven.fused.model, bucket=bucket.label)
         else:
-            plan = plan_kernels(proven.fused.model, known.balance, bucket=bucket.label)
+            plan = plan_kernels(
+                proven.fused.model,
+                known.balance,
+                bucket=bucket.label,
+                refuse=refuse_rising(proven.fused.model),
+            )
         rows.append(
             {
                 **plan.to_json(),

@@ -13,11 +13,12 @@ other orders of execution.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from edgefuse.graph.cost import kernel_of, load_time
+from edgefuse.graph.dynamic import Kernels
 from edgefuse.memory.arena import peak
 from edgefuse.memory.liveness.onnx import ONNX, Step, live_buffers, step_of, steps_of
 from edgefuse.memory.liveness.sharing import Sharing
@@ -87,6 +88,23 @@ def peak_of_kernels(
 ) -> int:
     """The most bytes alive at once when the model runs as these kernels; see ``kernel_steps``."""
     return peak(live_buffers(model, sharing, kernel_steps(model, kernels)))[0]
+
+
+def refuse_rising(model: ir.Model, sharing: Sharing = ONNX) -> Callable[[Kernels], str]:
+    """For :func:`edgefuse.graph.dynamic.plan_kernels`: refuses kernels that raise the peak.
+
+    Returns:
+        Why these kernels must not be: their peak is above that of one group a kernel; or nothing.
+    """
+    least = peak_of_kernels(model, None, sharing)
+
+    def reason(kernels: Kernels) -> str:
+        found = peak_of_kernels(model, kernels, sharing)
+        if found <= least:
+            return ""
+        return f"raises the peak of live bytes from {least} to {found}"
+
+    return reason
 
 
 def rising_groups(model: ir.Model, sharing: Sharing = ONNX) -> tuple[GroupPeak, ...]:

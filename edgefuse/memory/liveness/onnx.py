@@ -15,8 +15,8 @@ written over only where their place need not be kept; model outputs never.
 Subgraphs (If, Loop, Scan): every tensor of a body, of both branches, counts throughout the step of
 the operator that holds it. That is more than a runtime needs at once, never less.
 
-Scope: static shapes. Not in it: weights (initialisers, also those that a caller may override),
-scratch of kernels.
+Scope: static shapes; of lists of tensors those that a split makes. Not in it: weights
+(initialisers, also those that a caller may override), scratch of kernels.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING
 from edgefuse.errors import StageError
 from edgefuse.graph.clean import graphs_of
 from edgefuse.graph.cost import load_time
-from edgefuse.graph.flops import POINTWISE
+from edgefuse.graph.flops import POINTWISE, is_operator
 from edgefuse.graph.normalise import DOMAIN
 from edgefuse.graph.summary import is_view
 from edgefuse.graph.values import describe
@@ -320,6 +320,9 @@ def _shape(value: ir.Value) -> tuple[object, ...] | None:
 
 
 def _nbytes(value: ir.Value) -> int:
+    producer = value.producer()
+    if producer is not None and is_operator(producer, "SplitToSequence"):
+        return _nbytes(producer.inputs[0])  # The parts have no shape together, but the bytes do.
     shape = _shape(value)
     if value.dtype is None or value.dtype.name in ("STRING", "UNDEFINED"):
         problem, hint = "holds values without a fixed size", "leave it out of the graph"
@@ -336,7 +339,6 @@ def _nbytes(value: ir.Value) -> int:
         else:
             problem, hint = "has no elements", "leave the tensor out"
     shown = "of unknown rank" if shape is None else f"[{', '.join(map(str, shape))}]"
-    producer = value.producer()
     raise StageError(
         f"tensor {value.name!r} {shown} {problem}: its memory cannot be planned",
         hint=hint,

@@ -35,16 +35,10 @@ def faults(
                 f"{buffer.name!r} ends at {offset + buffer.size_bytes}, past the arena's "
                 f"{arena_bytes} bytes"
             )
-    for place, one in enumerate(known):
-        for other in known[place + 1 :]:
-            if _share(one, offsets[one.name], other, offsets[other.name]):
-                wrong.append(f"{one.name!r} and {other.name!r} share an address at one step")
+    rows = [(b.first, b.last, offsets[b.name], b.size_bytes, b.name) for b in known if b.size_bytes]
+    for place, (first, last, at, size, name) in enumerate(rows):
+        for from_, until, other_at, other_size, other in rows[place + 1 :]:
+            in_time = first <= until and from_ <= last
+            if in_time and at < other_at + other_size and other_at < at + size:
+                wrong.append(f"{name!r} and {other!r} share an address at one step")
     return wrong
-
-
-def _share(one: Live, at: int, other: Live, other_at: int) -> bool:
-    if not one.size_bytes or not other.size_bytes:
-        return False
-    in_time = one.first <= other.last and other.first <= one.last
-    in_space = at < other_at + other.size_bytes and other_at < at + one.size_bytes
-    return in_time and in_space

@@ -24,11 +24,12 @@ def best_greedy(problem: Sections, enough: int, deadline: float) -> tuple[Ints, 
         deadline: of ``time.monotonic``; the two passes by size are made whatever the time is.
     """
     best: tuple[Ints, int, str] | None = None
+    near = _neighbours(problem)
     for name, order in _orders(problem).items():
         for tightest in (False, True):
             if best and (best[1] <= enough or (name != "size" and time.monotonic() > deadline)):
                 return best
-            offset = _place(problem, order, tightest=tightest)
+            offset = _place(problem, near, order, tightest=tightest)
             height = int((offset + problem.size).max())
             if best is None or height < best[1]:
                 best = offset, height, f"greedy by {name}, {'tightest' if tightest else 'lowest'}"
@@ -57,24 +58,31 @@ def _orders(problem: Sections) -> dict[str, Ints]:
     }
 
 
-def _place(problem: Sections, order: Ints, *, tightest: bool) -> Ints:
-    start, stop, size = problem.start, problem.stop, problem.size
-    offset = np.zeros(len(size), np.int64)
-    placed = np.zeros(len(size), bool)
+def _neighbours(problem: Sections) -> list[list[int]]:
+    """For each buffer those that are alive at the same time, itself left out."""
+    start, stop = problem.start, problem.stop
+    near = []
+    for index, (begin, end) in enumerate(zip(start.tolist(), stop.tolist(), strict=True)):
+        meets = (start < end) & (stop > begin)
+        meets[index] = False
+        near.append(np.flatnonzero(meets).tolist())
+    return near
+
+
+def _place(problem: Sections, near: list[list[int]], order: Ints, *, tightest: bool) -> Ints:
+    # Lists: neighbours are few, and an array costs more to make than to read.
+    sizes = problem.size.tolist()
+    offset, top = [0] * len(sizes), [-1] * len(sizes)
     for index in order.tolist():
-        meets = placed & (start < stop[index]) & (stop > start[index])
-        bottoms = offset[meets]
-        tops = bottoms + size[meets]
-        rising = np.argsort(bottoms, kind="stable")
-        bottoms = bottoms[rising]
-        free = np.maximum.accumulate(np.concatenate(([0], tops[rising])))
-        room = bottoms - free[:-1]
-        fits = np.flatnonzero(room >= size[index])
-        if not len(fits):
-            offset[index] = free[-1]
-        elif tightest:
-            offset[index] = free[fits[np.argmin(room[fits])]]
-        else:
-            offset[index] = free[fits[0]]
-        placed[index] = True
-    return offset
+        size, free, best, room = sizes[index], 0, -1, -1
+        for begin, end in sorted([(offset[k], top[k]) for k in near[index] if top[k] >= 0]):
+            gap = begin - free
+            if gap >= size and (best < 0 or gap < room):
+                best, room = free, gap
+                if not tightest:
+                    break
+            if end > free:
+                free = end
+        offset[index] = free if best < 0 else best
+        top[index] = offset[index] + size
+    return np.array(offset, np.int64)

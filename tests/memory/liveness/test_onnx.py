@@ -3,46 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
-import onnx.parser
 import onnx_ir as ir
 import pytest
 
 from edgefuse.errors import StageError
-from edgefuse.graph.normalise import prepare
 from edgefuse.graph.pipeline import run_passes
-from edgefuse.graph.shapes import spell_out
 from edgefuse.graph.summary import figures
 from edgefuse.memory.arena import Live, peak
-from edgefuse.memory.liveness.kernels import (
-    GroupPeak,
-    kernel_steps,
-    peak_of_kernels,
-    rising_groups,
-)
 from edgefuse.memory.liveness.onnx import ONNX, ONNX_IN_PLACE, live_buffers, steps_of
 
-HEADER = '<ir_version: 10, opset_import: ["" : 18]>\n'
+from ..onnx_text import RESIDUAL, model
+
 REUSED = replace(ONNX, keeps_inputs=False)
-
-
-def model(text: str) -> ir.Model:
-    return prepare(onnx.parser.parse_model(HEADER + text))
 
 
 def spans(buffers: tuple[Live, ...]) -> dict[str, tuple[int, int, int]]:
     return {b.name: (b.size_bytes, b.first, b.last) for b in buffers}
-
-
-RESIDUAL = """g (float[1,4,6,6] x) => (float[1,4,6,6] y)
-    <float[4,4,3,3] w = {WEIGHTS}, float[4,4,1,1] v = {POINTS}> {
-    a = Conv <pads = [1,1,1,1]> (x, w)
-    b = Relu(a)
-    c = Conv(b, v)
-    y = Add(c, b) }""".replace("WEIGHTS", ",".join(["0.5"] * 144)).replace(
-    "POINTS", ",".join(["0.25"] * 16)
-)
 
 
 def test_lifetimes_inputs_and_outputs() -> None:
@@ -240,47 +217,3 @@ def test_a_cycle_and_a_wrong_order() -> None:
     tanh = node("Tanh", relu.outputs[0])
     with pytest.raises(StageError, match="Tanh 'Tanh' comes before an operator"):
         live_buffers(graph([tanh, relu]))
-
-
-def spelt(text: str) -> Any:
-    graph = model(text)
-    run_passes(graph)
-    spell_out(graph)
-    return graph
-
-
-def test_kernels_of_a_plan() -> None:
-    """A kernel of two groups stands where the last one stood; what is inside is not there."""
-    graph = spelt(RESIDUAL)
-    names = [step.nodes[0].metadata_props["edgefuse.kernel"] for step in kernel_steps(graph)]
-    assert len(names) == 2
-    whole = kernel_steps(graph, [tuple(names)])
-    assert len(whole) == 1
-    assert [v.name for v in whole[0].makes] == ["y"]
-    assert peak_of_kernels(graph, [tuple(names)]) == 2 * 576
-    assert peak_of_kernels(graph) == 3 * 576
-    # Computed by the second kernel too: handed out by neither but the one that ends with it.
-    twice = kernel_steps(graph, [(names[0],), tuple(names)])
-    assert [[str(v.name) for v in step.makes] for step in twice] == [["b"], ["y"]]
-
-
-def test_a_group_that_raises_the_peak_is_named() -> None:
-    """Fused at its last member, a group keeps the wide operand of its first one alive."""
-    graph = model(
-        """g (float[1,4,8,8] x) => (float[1,4,8,8] y)
-        <int64[1] axes = {1}> {
-        p = Concat<axis = 1>(x, x, x, x)
-        q = ReduceMax<keepdims = 1>(p, axes)
-        r = Softmax(x)
-        y = Mul(r, q) }"""
-    )
-    assert rising_groups(graph) == ()
-    for node in graph.graph:
-        if node.op_type in ("ReduceMax", "Mul"):
-            node.metadata_props["edgefuse.kernel"] = "both"
-    (found,) = rising_groups(graph)
-    # x, p, r and y against x, p and q.
-    assert found == GroupPeak("both", (1 + 4 + 1 + 1) * 1024, (1 + 4) * 1024 + 256)
-    assert found.bytes_with == peak_of_kernels(graph)
-    assert f"from {found.bytes_without} to {found.bytes_with}" in found.reason
-    assert rising_groups(spelt(RESIDUAL)) == ()
