@@ -49,6 +49,9 @@ class Memory(Section):
         "rewrites that reach it are made; when none does, exit code 1 names the bound and what "
         "blocks it. null: the target's limits.arena_bytes, if it has one.",
     )
+    judged_by: Literal["litert", "tflite_micro"] | None = Field(
+        None, description="Whose arena decides what helps; null: that of the target's runtime."
+    )
     max_extra_multiply_adds: float = Field(
         0.15, ge=0, le=10, description="What the goal may cost, as a share of the multiply-adds."
     )

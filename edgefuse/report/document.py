@@ -62,6 +62,7 @@ def build(job: Job, result: Result, command: str, complete: bool, out: Path) -> 
         "gates": [_gate(o) for o in result.outcomes if o.stage.gate and o.evidence],
         "fusion": _fusion(result.outcomes),
         "quantisation": quantisation(job.recipe, result.outcomes, out),
+        "memory": _memory(result.outcomes),
         "parity": [
             {"stage": o.stage.name, **o.evidence["parity"]}
             for o in result.outcomes
@@ -126,6 +127,12 @@ def _fusion(outcomes: list[Outcome]) -> dict[str, Any]:
         if "trace" in outcome.evidence and "ledger" in merged:
             merged["ledger"] = _ended(merged["ledger"], outcome.evidence["trace"])
     return merged
+
+
+def _memory(outcomes: list[Outcome]) -> dict[str, Any]:
+    """What the stage shrink tried, kept and proved; empty without it."""
+    made = next((o for o in outcomes if o.stage.name == "shrink"), None)
+    return dict(made.evidence) if made is not None and made.artifact is not None else {}
 
 
 def _bucket(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,8 @@
     models/<name>_float32.tflite
     models/<name>_full_integer_quant.tflite
     models/<name>_<target>.tflite       for an accelerator with a compiler: what it made of the int8
-    recipe.json                         the recipe as resolved, defaults included
+    recipe.json                         the recipe as resolved, defaults included, and its memory
+                                        section as the target decided it
     preprocessing.json                  the contract from picture to input; turned_degrees is 180
                                         where the int8 model takes its picture turned
     labels.txt                          class names, one a line, when the recipe has them
@@ -75,7 +76,7 @@ def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Pro
     members: dict[str, bytes] = {
         f"models/{name}_float32.tflite": inputs["convert"].path.read_bytes(),
         f"models/{name}_full_integer_quant.tflite": shipped(inputs).path.read_bytes(),
-        RECIPE: json_bytes(written_recipe(recipe)),
+        RECIPE: json_bytes(_decided(recipe, inputs)),
     }
     if recipe.preprocess is not None:
         members["preprocessing.json"] = json_bytes(
@@ -118,6 +119,7 @@ def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Pro
         "float_signature": inputs["convert"].signature.to_json(),
         "preprocessing": "preprocessing.json" if recipe.preprocess is not None else None,
         "golden": listed,
+        "memory": inputs["shrink"].evidence["chosen"] if "shrink" in inputs else None,
         "runtime": runtime_needs(read_model(shipped(inputs).path)),
         "sources": sources,
         "data": data,
@@ -130,6 +132,14 @@ def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Pro
     pack(members, path)
     evidence = {"summary": f"{len(members)} files, {path.stat().st_size / 1e6:.1f} MB"}
     return Product("bundle", path, evidence=evidence)
+
+
+def _decided(recipe: Recipe, inputs: Mapping[str, Artifact]) -> dict[str, Any]:
+    """The recipe that makes this bundle on its own target, whichever target was run on."""
+    written = written_recipe(recipe)
+    if "shrink" in inputs:
+        written["memory"] = inputs["shrink"].evidence["chosen"]
+    return written
 
 
 def _compiled(model: Path, context: Context) -> tuple[bytes, dict[str, Any]] | None:

@@ -59,7 +59,8 @@ def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Pro
     proof = _proof(given, path, recipe, context)
     layouts = {spec.name: spec.layout for spec in given.signature.outputs}
     signature = with_output_layouts(signature_of(read_model(path)), layouts)
-    evidence = {**done.as_json(), "proof": proof, "summary": _summary(done.as_json())}
+    said = done.as_json()
+    evidence = {**said, "chosen": _chosen(recipe, said), "proof": proof, "summary": _summary(said)}
     return Product("tflite", path, signature, evidence)
 
 
@@ -70,6 +71,7 @@ def wish_of(recipe: Recipe, target: Target) -> Wish:
     memory = recipe.memory
     assert memory is not None
     micro = target.runtime in ("tflite_micro", "ethos_u")
+    judge = memory.judged_by or ("tflite_micro" if micro else "litert")
     kernels: Any = "xnnpack" if target.kernels == "default" else target.kernels
     if target.runtime == "tflite_micro":
         kernels = "micro"
@@ -81,7 +83,7 @@ def wish_of(recipe: Recipe, target: Target) -> Wish:
         padding=memory.padding,
         reverse_input=memory.reverse_input,
         arena_bytes=memory.arena_bytes or target.limits.arena_bytes,
-        arena="tflite_micro" if micro else "litert",
+        arena=judge,
         operators=None if operators is None else frozenset(operators),
         kernels=kernels,
         max_extra_multiply_adds=memory.max_extra_multiply_adds,
@@ -89,6 +91,22 @@ def wish_of(recipe: Recipe, target: Target) -> Wish:
         tiles=None if tiles is None else (tiles.rows, tiles.columns),
         last=None if tiles is None else tiles.last,
     )
+
+
+def _chosen(recipe: Recipe, evidence: Mapping[str, Any]) -> dict[str, Any]:
+    """The recipe's section as decided: on any target it makes the same file again."""
+    assert recipe.memory is not None
+    choice = evidence["choice"]
+    tiles = choice["tiles"]
+    rows, columns = tiles or (0, 0)
+    section = {
+        **recipe.memory.model_dump(mode="json"),
+        "padding": choice["padding"],
+        "judged_by": evidence["arena"],
+        "arena_bytes": evidence["goal"],
+        "tiles": {"rows": rows, "columns": columns, "last": choice["last"]} if tiles else None,
+    }
+    return {name: value for name, value in section.items() if value is not None}
 
 
 def _proof(given: Artifact, made: Path, recipe: Recipe, context: Context) -> dict[str, Any]:

@@ -11,13 +11,15 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from edgefuse.tflite.read import TURNED_INPUTS
+from edgefuse.tflite.read import TURNED_INPUTS, parse_model
 
 
-def say_turned(data: bytes, names: Sequence[str]) -> bytes:
-    """The same file with the metadata entry; names are those of its signature."""
+def say_turned(data: bytes, tensors: Sequence[str]) -> bytes:
+    """The same file with the metadata entry, for inputs by their tensors' names."""
     from edgefuse.tflite.edit import Edit
 
-    edit = Edit(data)
+    model, edit = parse_model(data), Edit(data)
+    names = [n for n, index in model.signature_inputs if model.tensors[index].name in tensors]
+    assert len(names) == len(tensors), f"{tensors} are not all inputs of the signature"
     edit.note(TURNED_INPUTS, json.dumps(sorted(names)).encode())
     return edit.packed()

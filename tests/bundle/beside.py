@@ -1,4 +1,4 @@
-"""Evidence beside a bundle, as a run would have left it."""
+"""Evidence beside a bundle, as a run would have left it; and bundles tampered with."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from edgefuse.artifact import digest_file
+from edgefuse.archive import pack, read_members
+from edgefuse.artifact import digest_bytes, digest_file
 from edgefuse.bundle.evidence import REQUIRED_GATES, SCHEMA
 
 
@@ -27,3 +28,18 @@ def put_evidence(bundle: Path, target: str = "host", **changes: Any) -> Path:
     path = bundle.with_name("evidence.json")
     path.write_text(json.dumps(whole))
     return path
+
+
+def repack(bundle: Path, **changes: Any) -> None:
+    """Change members (``None`` removes one) and the manifest's keys; hide it from every digest."""
+    members = read_members(bundle)
+    manifest = json.loads(members.pop("manifest.json"))
+    manifest |= changes.pop("manifest", {})
+    for name, data in changes.pop("members", {}).items():
+        members.pop(name, None)
+        if data is not None:
+            members[name] = data
+    rows = {n: {"sha256": digest_bytes(d), "bytes": len(d)} for n, d in members.items()}
+    manifest = {**manifest, "files": rows, **changes}
+    pack({**members, "manifest.json": json.dumps(manifest).encode()}, bundle)
+    put_evidence(bundle, recipe="net")

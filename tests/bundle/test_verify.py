@@ -16,9 +16,8 @@ import pytest
 from cases.tflite_file import conv_file
 from command import Ended, edgefuse
 
-from bundle.beside import put_evidence
-from edgefuse.archive import pack, packed, read_members
-from edgefuse.artifact import digest_bytes
+from bundle.beside import put_evidence, repack
+from edgefuse.archive import packed, read_members
 from edgefuse.bundle import signing
 from edgefuse.bundle.verify import Verification, _array
 from edgefuse.errors import GateFailed, RecipeError
@@ -39,21 +38,6 @@ def verify(bundle: Path, *words: str | Path) -> tuple[Ended, dict[str, Any]]:
 
 def verdicts(checks: dict[str, Any]) -> dict[str, str]:
     return {name: row["verdict"] for name, row in checks.items()}
-
-
-def repack(bundle: Path, **changes: Any) -> None:
-    """Change members (``None`` removes one) and the manifest's keys; hide it from every digest."""
-    members = read_members(bundle)
-    manifest = json.loads(members.pop("manifest.json"))
-    manifest |= changes.pop("manifest", {})
-    for name, data in changes.pop("members", {}).items():
-        members.pop(name, None)
-        if data is not None:
-            members[name] = data
-    rows = {n: {"sha256": digest_bytes(d), "bytes": len(d)} for n, d in members.items()}
-    manifest = {**manifest, "files": rows, **changes}
-    pack({**members, "manifest.json": json.dumps(manifest).encode()}, bundle)
-    put_evidence(bundle, recipe="net")
 
 
 def spans(bundle: Path) -> dict[str, tuple[int, int]]:

@@ -21,12 +21,12 @@ from edgefuse.memory.shrink.judge import Judged, bytes_moved, judged
 from edgefuse.memory.shrink.multiply_adds import multiply_adds
 from edgefuse.memory.shrink.order import order
 from edgefuse.memory.shrink.tile import tile
-from edgefuse.memory.shrink.wish import Kernels, Shrunk, Step, Wish
+from edgefuse.memory.shrink.wish import KEPT, Choice, Kernels, Shrunk, Step, Wish
 
 if TYPE_CHECKING:
     from edgefuse.tflite.read import TfliteModel
 
-__all__ = ["Kernels", "Shrunk", "Step", "Wish", "shrink"]
+__all__ = ["Choice", "Kernels", "Shrunk", "Step", "Wish", "shrink"]
 
 # Which forms each kind of kernels may get; the first is the better one.
 FORMS: dict[Kernels, tuple[Form, ...]] = {
@@ -51,6 +51,7 @@ class _Held:
     steps: tuple[Step, ...] = ()
     turned_inputs: tuple[str, ...] = ()
     turned_outputs: tuple[str, ...] = ()
+    choice: Choice = KEPT
 
     @property
     def cost(self) -> tuple[int, int, int]:
@@ -92,6 +93,7 @@ def shrink(data: bytes, wish: Wish) -> tuple[bytes, Shrunk]:
         bytes_moved=best.bytes_moved,
         turned_inputs=best.turned_inputs,
         turned_outputs=best.turned_outputs,
+        choice=best.choice,
     )
 
 
@@ -169,6 +171,7 @@ def _padded(given: _Held, wish: Wish) -> tuple[list[_Held], list[Step]]:
                     steps=(step,),
                     turned_inputs=done.turned_inputs,
                     turned_outputs=done.turned_outputs,
+                    choice=Choice(padding=form),
                 )
             )
     if wish.padding == "auto" or not kept:
@@ -218,6 +221,7 @@ def _ordered(held: _Held, wish: Wish) -> _Held:
         steps=(*held.steps, step),
         turned_inputs=held.turned_inputs,
         turned_outputs=held.turned_outputs,
+        choice=held.choice,
     )
 
 
@@ -262,9 +266,11 @@ def _tiled(held: _Held, wish: Wish, given: _Held) -> _Held:
     rows, columns = done.grid
     did = f"{done.first} to {done.last} in {rows} x {columns} tiles"
     step = _stepped(held, after, "tiles", did)
+    tiled = replace(held.choice, tiles=done.grid, last=int(done.last.rpartition("#")[2]))
     return replace(
         after,
         steps=(*held.steps, step),
         turned_inputs=held.turned_inputs,
         turned_outputs=held.turned_outputs,
+        choice=held.choice if done.grid == (1, 1) else tiled,
     )

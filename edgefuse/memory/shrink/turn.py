@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from edgefuse.tflite.edit import Edit
 
 _REDUCING = frozenset({"MEAN", "SUM", "REDUCE_MAX", "REDUCE_MIN"})
-_REVERSE_VERSION = {"int8": 3, "int16": 3}
 
 
 @dataclass
@@ -170,9 +169,6 @@ def _reversed(edit: Edit, source: int, result: int, stem: str) -> list[Any]:
         operator = edit.operator("REVERSE_V2", [begin, which], [end])
         operator.builtinOptionsType = edit.schema.BuiltinOptions.ReverseV2Options
         operator.builtinOptions = edit.schema.ReverseV2OptionsT()
-        version = _REVERSE_VERSION.get(edit.dtype(source), 1)
-        held = edit.model.operatorCodes[operator.opcodeIndex]
-        held.version = max(held.version, version)
         made.append(operator)
     return made
 

@@ -42,6 +42,23 @@ class Wish:
 
 
 @dataclass(frozen=True)
+class Choice:
+    """What was chosen, in the words of a :class:`Wish`: given as one, it makes the same file.
+
+    Attributes:
+        tiles: rows and columns; None without tiles.
+        last: place of the last tiled operator in the file that was tiled.
+    """
+
+    padding: Padding = "keep"
+    tiles: tuple[int, int] | None = None
+    last: int | None = None
+
+
+KEPT = Choice()
+
+
+@dataclass(frozen=True)
 class Step:
     """One thing that was tried.
 
@@ -90,6 +107,7 @@ class Shrunk:
     bytes_moved: int
     turned_inputs: tuple[str, ...] = ()
     turned_outputs: tuple[str, ...] = ()
+    choice: Choice = KEPT
 
     @property
     def extra_share(self) -> float:

@@ -1,0 +1,154 @@
+"""A recipe's memory section, from a float .tflite to a bundle that is verified and made again."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from bundle.beside import put_evidence, repack
+from cases.pipeline import Run, operators, run, samples, write_recipe
+from command import edgefuse
+from memory.nets import Net
+
+from edgefuse.archive import read_members
+from edgefuse.artifact import Signature
+from edgefuse.bundle import signing
+from edgefuse.tflite.read import read_model, signature_of
+
+SIZE = (16, 24)
+INT8 = "models/net_full_integer_quant.tflite"
+Ran = Callable[..., Run]
+
+
+def net(*, picture: bool = False) -> bytes:
+    """Two padded strides; a pooled vector, or a picture, comes out."""
+    made = Net(SIZE, integer=False)
+    x = made.conv(made.pad(made.image, (1, 1), (1, 1)), 8, 3, 2, "VALID", "RELU6")
+    x = made.block(made.block(x, 8), 12, 2)
+    return made.finish(x if picture else made.pooled(x))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """One store, and no keys but the test's."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("EDGEFUSE_CACHE", str(tmp_path_factory.mktemp("store")))
+        patch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))
+        patch.delenv(signing.TRUSTED, raising=False)
+        yield
+
+
+@pytest.fixture
+def ran(tmp_path: Path) -> Ran:
+    """``ran(memory, picture=False, target="host")`` runs a recipe with that section."""
+
+    def go(memory: dict[str, Any], *, picture: bool = False, target: str = "host") -> Run:
+        (tmp_path / "given.tflite").write_bytes(net(picture=picture))
+        model = {
+            "tflite": {"path": "given.tflite"},
+            "inputs": [{"name": "picture", "shape": [1, *SIZE, 3]}],
+        }
+        shapes = {"picture": (*SIZE, 3)}
+        data = samples(shapes, 40, seed=1), samples(shapes, 20, seed=2)
+        gates = {"accuracy": {"min_sqnr_db": 10}}
+        path = write_recipe(
+            tmp_path, "net", model, *data, gates=gates, release=False, memory=memory, target=target
+        )
+        return run(path)
+
+    return go
+
+
+def evidence(ended: Run) -> dict[str, Any]:
+    found = ended.report["memory"]
+    assert isinstance(found, dict) and found, ended.error
+    return found
+
+
+def bundle_of(ended: Run) -> Path:
+    assert ended.report["verdict"] == "pass", ended.error
+    path = ended.out / "net.bundle.tar"
+    put_evidence(path, recipe="net")
+    return path
+
+
+def test_padding_goes_and_every_bit_stays(ran: Ran) -> None:
+    ended = ran({})
+    made = ended.file("_full_integer_quant_shrunk.tflite")
+    assert operators(ended.int8_file).count("PAD") == 2 and "PAD" not in operators(made)
+    assert evidence(ended)["proof"] == {
+        "kernels": "reference", "samples": 8, "bit_identical": True
+    }  # fmt: skip
+    members = read_members(bundle_of(ended))
+    assert members[INT8] == made.read_bytes()
+    manifest = json.loads(members["manifest.json"])
+    assert manifest["memory"]["padding"] in ("turned", "wider_kernels")
+    assert not manifest["signature"]["inputs"][0]["turned"]
+
+
+def test_the_bundle_is_made_again_from_what_the_target_decided(
+    ran: Ran, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = ran({"judged_by": "tflite_micro", "arena_bytes": 3200, "max_extra_multiply_adds": 1})
+    bundle = bundle_of(ended)
+    recipe = json.loads(read_members(bundle)["recipe.json"])
+    assert recipe["memory"]["tiles"]["rows"] > 1 and recipe["memory"]["arena_bytes"] == 3200
+    monkeypatch.chdir(ended.out.parent)
+    told = edgefuse("verify", bundle, "--rebuild", "--sources", ended.out.parent)
+    assert told.code == 0, told.err
+    assert "same bytes" in told.out
+
+
+def test_a_goal_out_of_reach_is_a_failed_gate(ran: Ran) -> None:
+    ended = ran({"judged_by": "tflite_micro", "arena_bytes": 64})
+    assert ended.report["exit_code"] == 1 and not (ended.out / "net.bundle.tar").exists()
+    assert "cannot keep to 64 bytes" in ended.error and "bound" in ended.error
+
+
+class TestTurned:
+    """A network whose picture whoever feeds it has to turn."""
+
+    @pytest.fixture
+    def ended(self, ran: Ran) -> Run:
+        return ran({"padding": "turned", "reverse_input": False})
+
+    def test_the_file_and_the_manifest_say_so(self, ended: Run) -> None:
+        made = ended.file("_full_integer_quant_shrunk.tflite")
+        assert "REVERSE_V2" not in operators(made)
+        assert signature_of(read_model(made)).inputs[0].turned
+        manifest = json.loads(read_members(bundle_of(ended))["manifest.json"])
+        assert Signature.from_json(manifest["signature"]).inputs[0].turned
+        assert not Signature.from_json(manifest["float_signature"]).inputs[0].turned
+
+    def test_golden_pictures_are_turned_and_an_upright_one_is_rejected(self, ended: Run) -> None:
+        bundle, name = bundle_of(ended), "golden/0/input_0.npy"
+        assert edgefuse("verify", bundle).code == 0
+        given = np.load(io.BytesIO(read_members(bundle)[name]))
+        upright = io.BytesIO()
+        np.save(upright, np.ascontiguousarray(given[:, ::-1, ::-1]))
+        repack(bundle, members={name: upright.getvalue()})
+        refused = edgefuse("verify", bundle)
+        assert refused.code == 1 and "golden" in refused.out
+        assert "Traceback" not in refused.err
+
+    def test_a_picture_among_the_outputs_is_refused(self, ran: Ran) -> None:
+        ended = ran({"padding": "turned", "reverse_input": False}, picture=True)
+        assert ended.report["exit_code"] == 2 and "would come out turned" in ended.error
+
+
+def test_a_target_without_reverse_gets_another_form(ran: Ran, tmp_path: Path) -> None:
+    listed = ["CONV_2D", "DEPTHWISE_CONV_2D", "MEAN", "ADD", "PAD", "QUANTIZE", "DEQUANTIZE"]
+    target = {
+        "name": "bare", "summary": "b", "transport": "local", "runtime": "litert",
+        "kernels": "builtin", "support": {"operators": listed},
+    }  # fmt: skip
+    (tmp_path / "bare.yaml").write_text(json.dumps(target))
+    ended = ran({"max_extra_multiply_adds": 0.5}, target=str(tmp_path / "bare.yaml"))
+    made = operators(ended.file("_full_integer_quant_shrunk.tflite"))
+    assert "REVERSE_V2" not in made and "PAD" not in made
+    assert evidence(ended)["chosen"]["padding"] == "wider_kernels"
