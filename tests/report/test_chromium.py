@@ -30,6 +30,7 @@ FLAGS = (
     "--enable-logging=stderr",
     "--v=0",
     "--host-resolver-rules=MAP * ~NOTFOUND",
+    "--virtual-time-budget=1000",  # Timers and refreshes of the page run before it is dumped.
     "--dump-dom",
 )
 CONSOLE = re.compile(r":CONSOLE[:(]\d+\)?\] (.*)")
