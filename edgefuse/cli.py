@@ -204,6 +204,45 @@ def blame(
 
 
 @app.command()
+def memory(
+    source: Annotated[Path, typer.Argument(help="A recipe, or an .onnx or .tflite file.")],
+    there: Annotated[
+        str | None,
+        typer.Option("--memory", help="What there is, as 512KiB: the largest batch, and tiles."),
+    ] = None,
+    svg: Annotated[
+        Path | None, typer.Option(help="The picture; build/<name>/memory/memory.svg if absent.")
+    ] = None,
+    settings: SetOption = [],  # noqa: B006
+    target: TargetOption = None,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Tell what the arena is made of, its lower bound, and what each technique would save."""
+    from edgefuse.command_memory import bytes_of
+    from edgefuse.command_memory import memory as planned
+
+    document, picture, error = planned(
+        source,
+        memory_bytes=None if there is None else bytes_of(there),
+        settings=settings,
+        target=target,
+        svg=svg,
+        quiet=quiet or as_json,
+    )
+    if as_json:
+        print_result(json.dumps(document, indent=1))
+    else:
+        from edgefuse.report.memory import memory_table
+
+        encoding = sys.stdout.encoding or "ascii"
+        print_result(memory_table(document, encoding=encoding, paths=[str(picture)]))
+    if error is not None:
+        say(f"edgefuse: {error}")
+        raise typer.Exit(error.exit_code)
+
+
+@app.command()
 def plan(
     recipe: RecipeArgument,
     settings: SetOption = [],  # noqa: B006
@@ -299,7 +338,8 @@ def passes() -> None:
 # As `--help` lists them: on the way from a recipe to a device, then what explains and checks.
 _ORDER = (
     *("run", "release", "push", "rollback", "status", "prune", "verify", "sign", "keygen"),
-    *("explain", "blame", "compare", "conformance", "targets", "setup", "calibrate-target"),
+    *("explain", "blame", "memory", "compare", "conformance"),
+    *("targets", "setup", "calibrate-target"),
     *("plan", "why", "show", "init", "doctor", "schema", "passes"),
 )
 

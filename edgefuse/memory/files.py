@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from edgefuse.tflite.read import TfliteModel
 
 Runtime = Literal["tflite_micro", "litert"]
+RUNTIMES: tuple[Runtime, ...] = ("tflite_micro", "litert")
 _PIECE = re.compile(r"_piece\d+$")
 
 
@@ -120,8 +121,19 @@ def tflite_arena(
     """
     from edgefuse.memory.arenas.tflite_micro import predicted_head
 
-    arena = predicted_head(model)
+    arena = predicted_head(model) if runtime == "tflite_micro" else _litert(model)
     return FileArena(arena, _named(arena.buffers, modules or {}))
+
+
+def _litert(model: TfliteModel) -> Arena:
+    from edgefuse.memory.liveness.tflite import LITERT, live_buffers
+    from edgefuse.memory.planner.plan import plan
+
+    buffers = live_buffers(model, LITERT)
+    made = plan(buffers, alignment=LITERT.alignment)
+    offsets = tuple(made.offsets[buffer.name] for buffer in buffers)
+    steps = tuple(operator.label for operator in model.operators)
+    return Arena("LiteRT", buffers, offsets, steps, made.bound_bytes, made.proven)
 
 
 def tensor_modules(model: TfliteModel, nodes: Iterable[Mapping[str, Any]]) -> dict[str, str]:

@@ -16,6 +16,7 @@ from edgefuse.artifact import digest_bytes, digest_json
 from edgefuse.bundle import evidence
 from edgefuse.errors import DeviceUnavailable
 from edgefuse.keys import code_digest, versions
+from edgefuse.report.arenas import arenas
 from edgefuse.report.quantisation import quantisation
 from edgefuse.store import write_changed
 
@@ -62,6 +63,7 @@ def build(job: Job, result: Result, command: str, complete: bool, out: Path) -> 
         "gates": [_gate(o) for o in result.outcomes if o.stage.gate and o.evidence],
         "fusion": _fusion(result.outcomes),
         "quantisation": quantisation(job.recipe, result.outcomes, out),
+        "memory": arenas(job, result.outcomes),
         "memory": _memory(result.outcomes),
         "parity": [
             {"stage": o.stage.name, **o.evidence["parity"]}

@@ -43,6 +43,7 @@ from edgefuse.report.cells import (
     tiny,
     tone,
 )
+from edgefuse.report.memory import memory_section
 from edgefuse.report.page import page
 from edgefuse.report.parts import part, rows
 from edgefuse.report.quantisation import quantisation_section
@@ -373,6 +374,7 @@ def render(report: Mapping[str, Any]) -> str:
         "What did not fuse, and why": _ledger(fusion, "refused"),
         "Fusion contract": _contract(fusion),
         "Quantisation": quantisation_section(report),
+        "Memory": memory_section(report),
         "Stages": _stages(report),
         "Parity": _parity(report),
         "Artifacts": _artifacts(report),
