@@ -1,12 +1,12 @@
-"""The part ``memory`` of a report: the arenas of a run's graphs and files, planned once.
+"""The part ``arenas`` of a report: the arenas of a run's graphs and files, planned once.
 
 Planning takes longer than a cached run, so each file's arenas are remembered in the store by the
 file's digest and by the code that planned them: ``arenas/<key>.json``. What is missing there or
 does not match its own digest is made anew.
 
-Keys: ``arenas`` (``what``, ``drawn``: whether the picture shows it, and those of
-:func:`edgefuse.memory.files.from_json`), ``steps`` (of the stage shrink), ``left_out`` (``what``,
-``why``: files whose memory cannot be planned).
+Keys: ``planned`` (``what``, ``drawn``: whether the picture shows it, and those of
+:func:`edgefuse.memory.files.from_json`), ``left_out`` (``what``, ``why``: files whose memory cannot
+be planned).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _PLANNED = {"export": "unfused", "fuse": "fused", "quantize": "int8", "shrink": 
 def arenas(job: Job, outcomes: Sequence[Outcome]) -> dict[str, Any]:
     """The arenas of what a run made."""
     made = {o.stage.name: o.artifact for o in outcomes if o.artifact is not None}
-    document: dict[str, Any] = {"arenas": [], "steps": [], "left_out": []}
+    document: dict[str, Any] = {"planned": [], "left_out": []}
     for stage, what in _PLANNED.items():
         artifact = made.get(stage)
         if artifact is None or artifact.kind not in ("onnx", "tflite"):
@@ -44,9 +44,7 @@ def arenas(job: Job, outcomes: Sequence[Outcome]) -> dict[str, Any]:
             if "why" in held:
                 document["left_out"].append({"what": what, "why": held["why"]})
             else:
-                document["arenas"].append({"what": what, **held})
-    if "shrink" in made:
-        document["steps"] = made["shrink"].evidence.get("steps", [])
+                document["planned"].append({"what": what, **held})
     return document
 
 

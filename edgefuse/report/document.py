@@ -63,7 +63,7 @@ def build(job: Job, result: Result, command: str, complete: bool, out: Path) -> 
         "gates": [_gate(o) for o in result.outcomes if o.stage.gate and o.evidence],
         "fusion": _fusion(result.outcomes),
         "quantisation": quantisation(job.recipe, result.outcomes, out),
-        "memory": arenas(job, result.outcomes),
+        "arenas": arenas(job, result.outcomes),
         "memory": _memory(result.outcomes),
         "parity": [
             {"stage": o.stage.name, **o.evidence["parity"]}

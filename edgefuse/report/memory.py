@@ -160,10 +160,8 @@ def _batch_note(largest: Row, batch: int) -> str:
 
 def memory_section(document: Mapping[str, Any]) -> str:
     """What the page says of arenas, as HTML; empty without any."""
-    memory = part(document, "memory")
-    held = rows(memory, "arenas")
-    if not held:
-        return ""
+    arenas = part(document, "arenas")
+    held = rows(arenas, "planned")
     columns: Columns = {
         "arena of": said("what"),
         "planned by": said("owner"),
@@ -183,8 +181,8 @@ def memory_section(document: Mapping[str, Any]) -> str:
         "arena after#": lambda s: bytes_cell(s.get("arena_bytes")),
         "multiply-adds#": lambda s: exact(s.get("multiply_adds"), _growth(s)),
     }
-    out += grid("What saved memory", columns, rows(memory, "steps"))
-    return out + _picture(held) + _left_out(memory)
+    out += grid("Rewrites for memory", columns, rows(part(document, "memory"), "steps"))
+    return out + _picture(held) + _left_out(arenas)
 
 
 def _growth(step: Row) -> str:
@@ -217,8 +215,8 @@ def _picture(held: Sequence[Row]) -> str:
     return f'<div class="wide">{drawing}</div>\n'
 
 
-def _left_out(memory: Row) -> str:
-    missing = rows(memory, "left_out")
+def _left_out(arenas: Row) -> str:
+    missing = rows(arenas, "left_out")
     return "".join(
         f'<p class="note">No arena of {text(row.get("what"))}: {text(row.get("why"))}</p>\n'
         for row in missing
