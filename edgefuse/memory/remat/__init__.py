@@ -26,3 +26,9 @@ budget of the *peak*, and the plan is verified by a meter before it is used:
 A budget that cannot be kept is a row with ``refused`` and without figures. Scope: chains of blocks;
 see :mod:`~.blocks` for what a chain is and which blocks are never recomputed.
 """
+
+from edgefuse.memory.remat.compare import Row, compare_step
+from edgefuse.memory.remat.meter import peak_bytes
+from edgefuse.memory.remat.wrap import Rematerialised, rematerialise
+
+__all__ = ["Rematerialised", "Row", "compare_step", "peak_bytes", "rematerialise"]

@@ -62,6 +62,7 @@ class Block:
         bare_bytes: the most above what was held when it runs forward and nothing is kept.
         holds_input: whether backward reads its input.
         parameter_bytes: gradients of its parameters.
+        state_bytes: of its buffers, of which a segment holds a copy, and two when it runs again.
         cost: of its forward, in any unit.
         kept_because: why it must not run twice; empty when it may.
     """
@@ -74,6 +75,7 @@ class Block:
     parameter_bytes: int
     cost: int
     kept_because: str = ""
+    state_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -159,9 +161,13 @@ class _Chain:
     def held(self, item: Item, given: int) -> int:
         """Until the item's backward is over."""
         if isinstance(item, Segment):
-            return given
+            return given + self.state(item.first, item.end)
         block = self.blocks[item.block]
         return block.modes[item.mode].saved_bytes + (given if block.holds_input else 0)
+
+    def state(self, begin: int, stop: int) -> int:
+        """One copy of the buffers of a segment."""
+        return sum(block.state_bytes for block in self.blocks[begin:stop])
 
     def beside(self, end: int, inner: bool) -> int:
         """Held beside the forward of a range."""
@@ -180,7 +186,7 @@ class _Chain:
         for place in range(begin, stop):
             own = 0 if place == begin else self.blocks[place - 1].result_bytes
             need = max(need, own + self.blocks[place].bare_bytes)
-        return given + need + self.beside(end, inner)
+        return given + self.state(begin, stop) + need + self.beside(end, inner)
 
 
 def predict(blocks: Sequence[Block], items: Sequence[Item], around: Around | None = None) -> int:
@@ -198,7 +204,8 @@ def _peak(chain: _Chain, items: Sequence[Item], end: int, *, inner: bool) -> tup
         own = chain.held(item, given)
         if isinstance(item, Segment):
             need = chain.pass_need(item.first, item.end, given, end, inner)
-            need = max(need, own + _peak(chain, item.items, item.end, inner=True)[0])
+            copy = chain.state(item.first, item.end)
+            need = max(need, own + copy + _peak(chain, item.items, item.end, inner=True)[0])
         else:
             need = chain.keep_need(item, given, end, inner)
         peak = max(peak, held + need)
@@ -324,7 +331,8 @@ class _Search:
         rest = self.best(self._after(span, Segment(span.begin, stop, ()), stop))
         if rest is None or (best is not None and rest[0] + again >= best[0]):
             return best
-        inner = self.best(_Range(span.begin, stop, span.room - span.given, 0, True))
+        left = span.room - span.given - 2 * chain.state(span.begin, stop)
+        inner = self.best(_Range(span.begin, stop, left, 0, True))
         if inner is None:
             return best
         total = rest[0] + again + inner[0]

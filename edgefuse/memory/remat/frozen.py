@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -95,25 +96,26 @@ def undisturbed(module: nn.Module) -> Iterator[None]:
 def _same(one: Tensor, other: Tensor) -> bool:
     import torch
 
-    return one.shape == other.shape and torch.equal(one, other)
+    return one.shape == other.shape and bool(torch.equal(one, other))
 
 
-def written_buffers(block: nn.Module, run: Callable[[], object]) -> set[int]:
-    """The ids of buffers that a run of a block changes or replaces."""
-    before = {key: (value, value.clone()) for key, value in buffers_of([block]).items()}
-    versions = {key: value._version for key, (value, _) in before.items()}
-    run()
-    return {
-        id(held)
-        for key, (held, copy) in before.items()
-        if key[0]._buffers[key[1]] is not held
-        or held._version != versions[key]
-        or not _same(held, copy)
-    }
+@dataclass(frozen=True)
+class Judged:
+    """What one run of a block shows.
+
+    Attributes:
+        reason: why it must not run twice; empty when it may.
+        cost: of its forward.
+        written: ids of the buffers that it changes or replaces.
+    """
+
+    reason: str
+    cost: int
+    written: frozenset[int]
 
 
-def reason_to_keep(block: nn.Module, x: Tensor) -> tuple[str, int]:
-    """Why a block must not run twice (empty when it may), and the cost of its forward.
+def judge(block: nn.Module, x: Tensor) -> Judged:
+    """Run a block once on memory of its own, and see what it does.
 
     The cost follows from operators, not from a clock, so that plans do not change from run to run:
     bytes read and written, and a tenth of the floating-point operations.
@@ -123,25 +125,31 @@ def reason_to_keep(block: nn.Module, x: Tensor) -> tuple[str, int]:
     versions = {name: p._version for name, p in block.named_parameters()}
     attributes = _attributes(block)
     random = _random_state(x)
-    watch = _watch(block, x)
+    x = x.clone()
     version = x._version
+    watch = _watch(block, x)
+    held = {key: (value, value.clone()) for key, value in buffers_of([block]).items()}
     with watch.mode:
         block(x)
+    written = frozenset(
+        id(value)
+        for (module, name), (value, copy) in held.items()
+        if module._buffers[name] is not value or not _same(value, copy)
+    )
+    reason, now = "", _attributes(block)
+    changed = sorted(k for k in attributes.keys() | now.keys() if attributes.get(k) != now.get(k))
+    parameters = [n for n, p in block.named_parameters() if p._version != versions[n]]
     if not torch.equal(random, _random_state(x)) or watch.random:
-        return f"it draws random numbers ({', '.join(watch.random) or 'outside torch'})", watch.cost
-    if x._version != version:
-        return "it writes over its input", watch.cost
-    for name, parameter in block.named_parameters():
-        if parameter._version != versions[name]:
-            return f"it writes over its parameter {name}", watch.cost
-    if watch.foreign:
-        return f"it writes over a tensor of others ({', '.join(watch.foreign)})", watch.cost
-    now = _attributes(block)
-    changed = sorted(name for name in attributes.keys() | now.keys()
-                     if attributes.get(name) != now.get(name))  # fmt: skip
-    if changed:
-        return f"it changes its attribute {changed[0]}", watch.cost
-    return "", watch.cost
+        reason = f"it draws random numbers ({', '.join(watch.random) or 'outside autograd'})"
+    elif x._version != version:
+        reason = "it writes over its input"
+    elif parameters:
+        reason = f"it writes over its parameter {parameters[0]}"
+    elif watch.foreign:
+        reason = f"it writes over a tensor of others ({', '.join(watch.foreign)})"
+    elif changed:
+        reason = f"it changes its attribute {changed[0]}"
+    return Judged(reason, watch.cost, written)
 
 
 def _random_state(x: Tensor) -> Tensor:
@@ -192,7 +200,7 @@ def _watch(block: nn.Module, x: Tensor) -> _Watched:
     def tensors(values: Any) -> list[Any]:
         return [t for t in tree_leaves(values) if isinstance(t, torch.Tensor)]
 
-    class Watch(TorchDispatchMode):
+    class Watch(TorchDispatchMode):  # type: ignore[misc]
         def __torch_dispatch__(
             self, func: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:

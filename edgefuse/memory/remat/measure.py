@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from edgefuse.memory.remat.chain import Around, Block, Keep, Mode, predict
+from edgefuse.memory.remat.chain import Around, Block, Mode
 from edgefuse.memory.remat.meter import Levels, levels, mark
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ def _seed() -> Any:
     """An operator that takes any tensor and makes its gradient, of ones, when backward begins."""
     import torch
 
-    class Seed(torch.autograd.Function):
+    class Seed(torch.autograd.Function):  # type: ignore[misc]
         @staticmethod
         def forward(ctx: Any, y: Tensor) -> Tensor:
             ctx.like = (y.shape, y.dtype, y.device)
@@ -57,28 +57,26 @@ def _alone(block: nn.Module, x: Tensor) -> Levels:
     return found
 
 
-def measured(
-    block: nn.Module, name: str, x: Tensor, work: int, kept_because: str
-) -> tuple[Block, Mode]:
-    """A block with its plain mode alone, and that mode."""
+def measured(block: nn.Module, name: str, x: Tensor, work: int, kept_because: str) -> Block:
+    """A block with its plain mode alone."""
     import torch
 
-    with torch.no_grad():
-        y = block(x.clone())
-    result = y.numel() * y.element_size()
     mode, holds, parameters = _mode("keep", block, x, 0)
+    result = 0
 
     def bare() -> None:
+        nonlocal result
         given = x.detach().requires_grad_(x.requires_grad).clone()
         mark("given")
         with torch.autograd.graph.saved_tensors_hooks(lambda _: None, lambda _: torch.empty(0)):
-            block(given)
+            y = block(given)
+        result = y.numel() * y.element_size()
         mark("forward")
 
     marks = {name: (held, since) for name, held, since in levels(bare).marks}
     need = max(0, marks["forward"][1] - marks["given"][0])
-    found = Block(name, (mode,), result, need, holds, parameters, work, kept_because)
-    return found, mode
+    state = sum(buffer.numel() * buffer.element_size() for buffer in block.buffers())
+    return Block(name, (mode,), result, need, holds, parameters, work, kept_because, state)
 
 
 def mode_of(name: str, block: nn.Module, x: Tensor, work: int) -> Mode:
@@ -123,24 +121,26 @@ def around(parent: nn.Module, step: Callable[[], object], blocks: Sequence[Block
         mark("out")
         output.register_hook(back_in)
 
+    def whole() -> None:
+        step()
+        mark("end")
+
     hooks = [
         parent.register_forward_pre_hook(enter),
         parent.register_forward_hook(leave),
     ]
     try:
-        found = levels(lambda: (step(), mark("end")))
+        found = levels(whole)
     finally:
         for hook in hooks:
             hook.remove()
     held = {name: (now, since) for name, now, since in found.marks}
     before = held["in"][0]
-    keep_all = tuple(Keep(place, 0) for place in range(len(blocks)))
     inside = _held_after(blocks)
     later, since = held["back in"]
     elsewhere = held["in"][1]
     if "back out" in held:
         elsewhere = max(elsewhere, held["end"][1])
-    assert predict(blocks, keep_all) >= inside
     return Around(
         before_bytes=max(0, before),
         after_bytes=max(0, since - before - inside),

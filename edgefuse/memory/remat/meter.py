@@ -21,7 +21,9 @@ from dataclasses import dataclass
 
 _MARK = "edgefuse mark: "
 # What the profiler's library says of itself whatever it is told.
-_CHATTER = re.compile(rb"^(USDT|STAGE|INFO):.*\n?", re.MULTILINE)
+_CHATTER = re.compile(
+    rb"^(?:(?:USDT|STAGE|INFO):|.*before the profiling started).*\n?", re.MULTILINE
+)
 
 
 @dataclass(frozen=True)
@@ -68,13 +70,8 @@ def levels(step: Callable[[], object]) -> Levels:
     profiler = torch.profiler.profile(
         activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
     )
-    with _silent():
-        profiler.start()
-    try:
+    with _silent(), profiler:
         step()
-    finally:
-        with _silent():
-            profiler.stop()
     events = [
         (event.start_ns(), event.name(), event.nbytes())
         for event in profiler.profiler.kineto_results.events()
@@ -94,7 +91,7 @@ def levels(step: Callable[[], object]) -> Levels:
 
 @contextmanager
 def _silent() -> Iterator[None]:
-    """Take the profiler's chatter out of what this process writes to standard error."""
+    """Take the profiler's chatter out of what this process writes to standard error meanwhile."""
     sys.stderr.flush()
     kept = os.dup(2)
     with tempfile.TemporaryFile() as caught:

@@ -17,13 +17,13 @@ raises an error. Forwards without gradients run as always.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from edgefuse.errors import GateFailed, StageError, UsageError
 from edgefuse.memory.remat.chain import (
-    Around,
     Block,
     Keep,
     Planned,
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from edgefuse.memory.remat.find import Found
 
     Loss = Callable[[Any], Tensor]
-    Inputs = Tensor | tuple[Tensor, ...]
     Forward = Callable[[Tensor], Tensor]
     #: A module whose forward a mode replaces, and by what.
     Other = tuple[nn.Module, Forward]
@@ -60,7 +59,7 @@ class Rematerialised:
         predicted_peak_bytes: by the planner.
         peak_bytes: of one step on the example, measured; never above the budget.
         recomputed: blocks that run twice.
-        lightened: blocks of which all but convolutions and matrix products runs twice.
+        lightened: blocks of which a part runs twice, and which: see :mod:`~.modes`.
         kept: blocks that must not run twice, and why.
         cost_share: estimated work done twice, in shares of the chain's forward.
     """
@@ -71,14 +70,23 @@ class Rematerialised:
     predicted_peak_bytes: int
     peak_bytes: int
     recomputed: tuple[str, ...]
-    lightened: tuple[str, ...]
+    lightened: tuple[tuple[str, str], ...]
     kept: tuple[tuple[str, str], ...]
     cost_share: float
-    _replaced: tuple[nn.Module, ...] = ()
+    _forwards: tuple[Other, ...] = ()
 
     def remove(self) -> None:
         """Give the module its own forward back."""
-        _uninstall(self._replaced)
+        _uninstall(self._forwards)
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """After :meth:`remove`: the module runs by the plan meanwhile."""
+        _install(self._forwards)
+        try:
+            yield
+        finally:
+            _uninstall(self._forwards)
 
 
 class Study:
@@ -88,7 +96,12 @@ class Study:
         UsageError: it holds no chain, or runs by a plan already.
     """
 
-    def __init__(self, module: nn.Module, inputs: Inputs, loss: Loss | None = None) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        inputs: Tensor | tuple[Tensor, ...],
+        loss: Loss | None = None,
+    ) -> None:
         self.module = module
         self.inputs = inputs if isinstance(inputs, tuple) else (inputs,)
         self.loss = loss or mean_square
@@ -153,25 +166,34 @@ class Study:
         """Plan for a budget, verify, and leave the plan in the module."""
         wanted = self.bytes_of(budget)
         slack = self.slack
+        if self.eager_peak_bytes <= wanted:
+            kept = tuple(Keep(place, 0) for place in range(len(self.blocks)))
+            held = self.eager_peak_bytes
+            return self._made(Planned(kept, 0, held), wanted, 0, held)
         for _ in range(_TRIES):
             planned = plan(self.blocks, wanted - slack, self.around)
             if planned is None:
                 break
-            replaced = self._install(planned)
-            try:
+            with self.running(planned):
                 found = self.peak_bytes()
-            except BaseException:
-                _uninstall(replaced)
-                raise
             if found <= wanted:
-                return self._made(planned, wanted, slack, found, replaced)
-            _uninstall(replaced)
+                made = self._made(planned, wanted, slack, found)
+                _install(made._forwards)
+                return made
             slack += max(1, found - planned.peak_bytes - slack)
         raise self._refusal(wanted, slack)
 
-    def _made(
-        self, planned: Planned, wanted: int, slack: int, found: int, replaced: Sequence[nn.Module]
-    ) -> Rematerialised:
+    @contextmanager
+    def running(self, planned: Planned) -> Iterator[None]:
+        """The module runs by a plan meanwhile."""
+        forwards = self._forwards(planned)
+        _install(forwards)
+        try:
+            yield
+        finally:
+            _uninstall(forwards)
+
+    def _made(self, planned: Planned, wanted: int, slack: int, found: int) -> Rematerialised:
         blocks = self.blocks
         other = [keep for keep in modes_of(planned.items) if keep.mode]
         return Rematerialised(
@@ -181,10 +203,10 @@ class Study:
             planned.peak_bytes + slack,
             found,
             tuple(blocks[place].name for place in blocks_of(planned.items)),
-            tuple(blocks[keep.block].name for keep in other),
+            tuple((blocks[k.block].name, blocks[k.block].modes[k.mode].name) for k in other),
             tuple((block.name, block.kept_because) for block in blocks if block.kept_because),
             planned.cost / max(1, sum(block.cost for block in blocks)),
-            tuple(replaced),
+            self._forwards(planned),
         )
 
     def _refusal(self, wanted: int, slack: int) -> GateFailed:
@@ -209,25 +231,24 @@ class Study:
             where=name,
         )
 
-    def _install(self, planned: Planned) -> list[nn.Module]:
+    def _forwards(self, planned: Planned) -> tuple[Other, ...]:
+        """What a plan replaces."""
         from edgefuse.memory.remat.segments import runner
 
-        replaced: list[nn.Module] = []
-        if planned.cost == 0:
-            return replaced
-        for keep in modes_of(planned.items):
-            if keep.mode:
-                module, forward = self.others[keep.block]
-                _install(module, forward)
-                replaced.append(module)
-        parent = self.chain.parent
+        if all(isinstance(item, Keep) and not item.mode for item in planned.items):
+            return ()
+        found = [self.others[k.block, k.mode] for k in modes_of(planned.items) if k.mode]
+        parent, example = self.chain.parent, self.chain.inputs[0]
         forward = runner(self.chain.blocks, planned.items)
-        _install(parent, _guarded(parent, self.chain.inputs[0], forward))
-        return [*replaced, parent]
+        return *found, (parent, _guarded(parent, example, forward))
 
 
 def rematerialise(
-    module: nn.Module, inputs: Inputs, *, budget: int | float, loss: Loss | None = None
+    module: nn.Module,
+    inputs: Tensor | tuple[Tensor, ...],
+    *,
+    budget: int | float,
+    loss: Loss | None = None,
 ) -> Rematerialised:
     """Make a module's training step keep to a budget.
 
@@ -253,35 +274,30 @@ def mean_square(output: Any) -> Tensor:
     return sum(losses[1:], losses[0])
 
 
-def _measured(chain: Found) -> tuple[list[Block], dict[int, Other]]:
+def _measured(chain: Found) -> tuple[list[Block], dict[tuple[int, int], Other]]:
     """The blocks of a chain, and how those with another mode run in it."""
-    from edgefuse.memory.remat.frozen import buffers_of, reason_to_keep, written_buffers
-    from edgefuse.memory.remat.light import light
+    from edgefuse.memory.remat.frozen import buffers_of, judge
     from edgefuse.memory.remat.measure import measured, mode_of
+    from edgefuse.memory.remat.modes import variants
 
-    written = [
-        written_buffers(block, lambda block=block, x=x: block(x.clone()))
-        for block, x in zip(chain.blocks, chain.inputs)
-    ]
+    judged = [judge(block, x) for block, x in zip(chain.blocks, chain.inputs)]
     blocks: list[Block] = []
-    others: dict[int, Other] = {}
+    others: dict[tuple[int, int], Other] = {}
     for place, (block, name, x) in enumerate(zip(chain.blocks, chain.names, chain.inputs)):
-        reason, work = reason_to_keep(block, x.clone())
+        reason = judged[place].reason
         read = {id(value) for value in buffers_of([block]).values()}
-        if any(read & found for k, found in enumerate(written) if k != place):
+        if any(read & other.written for k, other in enumerate(judged) if k != place):
             reason = reason or "it reads a buffer that another block writes"
-        found, mode = measured(block, name, x, work, reason)
-        other = None if reason else light(block, x)
-        if other is not None:
-            module, forward, again = other
-            _install(module, forward)
+        found = measured(block, name, x, judged[place].cost, reason)
+        for kind, module, forward, again in () if reason else variants(block, x):
+            _install([(module, forward)])
             try:
-                lighter = mode_of("light", block, x, again)
+                mode = mode_of(kind, block, x, again)
             finally:
-                _uninstall([module])
-            if lighter.saved_bytes < mode.saved_bytes:
-                found = replace(found, modes=(mode, lighter))
-                others[place] = (module, forward)
+                _uninstall([(module, forward)])
+            if mode.saved_bytes < found.modes[0].saved_bytes:
+                others[place, len(found.modes)] = (module, forward)
+                found = replace(found, modes=(*found.modes, mode))
         blocks.append(found)
     return blocks, others
 
@@ -315,12 +331,13 @@ def _guarded(parent: nn.Module, example: Tensor, forward: Forward) -> Forward:
     return guarded
 
 
-def _install(module: nn.Module, forward: Forward) -> None:
-    module.__dict__["forward"] = forward
+def _install(forwards: Sequence[Other]) -> None:
+    for module, forward in forwards:
+        module.__dict__["forward"] = forward
 
 
-def _uninstall(modules: Sequence[nn.Module]) -> None:
-    for module in modules:
+def _uninstall(forwards: Sequence[Other]) -> None:
+    for module, _ in forwards:
         module.__dict__.pop("forward", None)
 
 

@@ -1,0 +1,116 @@
+"""Modes of a block that run a part of it twice.
+
+``light``: in ``conv, bn, relu, conv`` the second convolution's input is one normalisation and one
+comparison away from the first one's output, which is kept. A segment ``bn, relu, conv`` that stops
+before its convolution runs again costs little, and frees what relu made:
+
+    kept   x, conv(x)          of   x, conv(x), bn(conv(x)), relu(bn(conv(x)))
+
+``narrow``: everything up to the convolution with the least output runs again, but not that one:
+its output is kept. Of an inverted residual that is its projection, for a sixth of a wide tensor.
+
+Scope: the nn.Sequential of a block with the most layers, nested ones unrolled. A layer that must
+not run twice ends a segment before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from edgefuse.memory.remat.chain import Item, Keep, Segment
+from edgefuse.memory.remat.frozen import Judged, judge
+from edgefuse.memory.remat.segments import runner
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    #: Its name, the Sequential in the block to run otherwise, how, and what it computes twice.
+    Variant = tuple[str, nn.Sequential, Callable[[Tensor], Tensor], int]
+
+_HEAVY_DIMENSIONS = 2
+
+
+def variants(block: nn.Module, x: Tensor) -> Iterator[Variant]:
+    """Other ways to run a block; none where it holds no Sequential, or nothing would be gained."""
+    sequence = _longest(block)
+    if sequence is None:
+        return
+    layers = _unrolled(sequence)
+    inputs = _inputs(block, layers, x)
+    if inputs is None:
+        return
+    judged = [judge(layer, given) for layer, given in zip(layers, inputs)]
+    heavy = [k for k, layer in enumerate(layers) if _heavy(layer)]
+    after = [inputs[k + 1] for k in range(len(layers) - 1)]
+    sizes = {k: after[k].numel() for k in heavy if k < len(after)}
+    narrow = min(sizes, key=lambda k: (sizes[k], -k), default=0)
+    for name, ends in (("light", heavy), ("narrow", [narrow])):
+        items, cost = _planned(ends, judged)
+        if any(isinstance(item, Segment) for item in items):
+            yield name, sequence, runner(layers, items), cost
+
+
+def _planned(ends: Sequence[int], judged: Sequence[Judged]) -> tuple[tuple[Item, ...], int]:
+    """Segments that end with the layers ``ends``, which do not run twice themselves; the cost."""
+    items: list[Item] = []
+    cost, begin = 0, 0
+    for end in ends:
+        barred = [k for k in range(begin, end + 1) if judged[k].reason]
+        first = barred[-1] + 1 if barred else begin
+        first = min(first, end)
+        items += [Keep(place, 0) for place in range(begin, first)]
+        inner = tuple(Keep(k, 0) for k in range(first, end + 1))
+        items += [Segment(first, end + 1, inner)] if len(inner) > 1 else inner
+        cost += sum(judged[k].cost for k in range(first, end))
+        begin = end + 1
+    items += [Keep(place, 0) for place in range(begin, len(judged))]
+    return tuple(items), cost
+
+
+def _inputs(block: nn.Module, layers: Sequence[nn.Module], x: Tensor) -> list[Tensor] | None:
+    """What each layer is given; None unless each runs once, in order, with one tensor."""
+    found: list[tuple[int, Any]] = []
+
+    def note(layer: nn.Module, given: tuple[Any, ...]) -> None:
+        found.append((id(layer), given[0].detach().clone() if len(given) == 1 else None))
+
+    hooks = [layer.register_forward_pre_hook(note) for layer in layers]
+    try:
+        block(x.clone())
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if [place for place, _ in found] != [id(layer) for layer in layers]:
+        return None
+    return [given for _, given in found] if all(g is not None for _, g in found) else None
+
+
+def _heavy(layer: nn.Module) -> bool:
+    return any(p.ndim >= _HEAVY_DIMENSIONS for p in layer.parameters())
+
+
+def _longest(block: nn.Module) -> nn.Sequential | None:
+    """The outermost Sequential with the most layers."""
+    from torch import nn
+
+    found = [m for m in block.modules() if isinstance(m, nn.Sequential) and _is_plain(m)]
+    return max(found, key=lambda each: len(_unrolled(each)), default=None)
+
+
+def _is_plain(module: nn.Module) -> bool:
+    """Whether it does what nn.Sequential does, unseen by anybody."""
+    from torch import nn
+
+    watched = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks
+    return type(module).forward is nn.Sequential.forward and not watched
+
+
+def _unrolled(sequence: nn.Module) -> list[nn.Module]:
+    from torch import nn
+
+    layers: list[nn.Module] = []
+    for child in sequence.children():
+        plain = isinstance(child, nn.Sequential) and _is_plain(child)
+        layers += _unrolled(child) if plain else [child]
+    return layers
