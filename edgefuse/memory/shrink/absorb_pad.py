@@ -17,9 +17,12 @@ Two exact forms, with y[o] = sum_j w[j] x[2 o - 1 + j] for a kernel of three:
 In int8 both are equal bit by bit: what is padded is the zero point, so that a tap of zero adds
 nothing, and sums of integers do not depend on their order. In float the order of a sum changes.
 
-Scope: PAD and PADV2 (with zero) of rows and columns, read by CONV_2D and DEPTHWISE_CONV_2D alone,
-constant shapes. Left alone, with the reason: everything else; a graph with an operator that a turn
-does not commute with stays as it is.
+MAX_POOL_2D ignores what lies outside of the picture, so it does without a PAD of the lowest value
+where its window lies under SAME; it cannot grow, so that this is mostly the turned network's.
+
+Scope: PAD and PADV2 of rows and columns, with zero, read by CONV_2D and DEPTHWISE_CONV_2D alone, or
+with the lowest value, read by MAX_POOL_2D; constant shapes. Left alone, with the reason: everything
+else; a graph with an operator that a turn does not commute with stays as it is.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from edgefuse.memory.shrink.multiply_adds import multiply_adds
 from edgefuse.memory.shrink.turn import turn
-from edgefuse.memory.shrink.windowed import axes, fitted, pads_of, pads_of_convolutions, place
+from edgefuse.memory.shrink.windowed import absorbable_pads, axes, fitted, pads_of, place
 
 if TYPE_CHECKING:
     from edgefuse.tflite.edit import Edit
@@ -78,7 +81,7 @@ def absorb_padding(
 
     model = parse_model(data)
     edit = Edit(data)
-    pads, left = pads_of_convolutions(edit)
+    pads, left = absorbable_pads(edit)
     inputs: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
     absorbed: list[str] = []

@@ -23,12 +23,12 @@ from typing import TYPE_CHECKING, Any
 from edgefuse.memory.shrink.windowed import (
     CONVOLUTIONS,
     PLACEWISE,
+    absorbable_pads,
     axes,
     is_constant,
     is_spread,
     is_windowed,
     pads_of,
-    pads_of_convolutions,
 )
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def segments(edit: Edit) -> tuple[Segment, ...]:
     """The first stretch of operators that can be tiled, cut wherever one tensor alone leads on;
     shortest first. Empty where there is none."""
     operators = edit.graph.operators
-    pads = {id(operator): operator for _, operator in pads_of_convolutions(edit)[0]}
+    pads = {id(operator): operator for _, operator in absorbable_pads(edit)[0]}
     begin = 0
     while begin < len(operators) and _step(edit, begin, {}, pads) is None:
         begin += 1

@@ -19,7 +19,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from edgefuse.memory.shrink.windowed import (
-    CONVOLUTIONS,
     PLACEWISE,
     axes,
     constant,
@@ -34,9 +33,11 @@ from edgefuse.memory.shrink.windowed import (
 )
 
 if TYPE_CHECKING:
+    from edgefuse.memory.shrink.windows import Axis
     from edgefuse.tflite.edit import Edit
 
 _REDUCING = frozenset({"MEAN", "SUM", "REDUCE_MAX", "REDUCE_MIN"})
+_SLICE_VERSION = {"int8": 2, "int16": 4}
 
 
 @dataclass
@@ -61,7 +62,7 @@ def turn(edit: Edit, pads: Sequence[Any], *, reverse: bool) -> Turned:
         else:
             done.absorbed.add(id(pad))
     turned = {int(i) for i in edit.graph.inputs if _is_picture(edit, int(i))}
-    for operator in edit.graph.operators:
+    for operator in list(edit.graph.operators):
         touched = [int(i) for i in operator.inputs if int(i) in turned]
         if not touched:
             continue
@@ -75,13 +76,14 @@ def turn(edit: Edit, pads: Sequence[Any], *, reverse: bool) -> Turned:
             done.absorbed_not[id(pad)] = "no picture of the inputs reaches it"
         if id(pad) in done.absorbed:
             edit.graph.operators = [o for o in edit.graph.operators if o is not pad]
-    pictures = [int(i) for i in edit.graph.inputs if int(i) in turned]
-    results = [int(i) for i in edit.graph.outputs if int(i) in turned]
+    pictures = list(dict.fromkeys(int(i) for i in edit.graph.inputs if int(i) in turned))
+    results = list(dict.fromkeys(int(i) for i in edit.graph.outputs if int(i) in turned))
     if reverse:
         for index in pictures:
             _reverse_input(edit, index)
         for index in results:
-            _reverse_output(edit, index)
+            if index not in pictures:  # An input handed through is upright as it is.
+                _reverse_output(edit, index)
         return done
     done.inputs = tuple(edit.graph.tensors[i].name.decode() for i in pictures)
     done.outputs = tuple(edit.graph.tensors[i].name.decode() for i in results)
@@ -100,7 +102,7 @@ def _turned_fits(edit: Edit, pad: Any) -> str:
     for operator in edit.graph.operators:
         if result in {int(i) for i in operator.inputs}:
             tall, wide = axes(edit, operator, int(pad.inputs[0]), pads)
-            fit = fitted(edit, operator, (tall.turned(), wide.turned()))
+            fit = fitted(edit, operator, (tall.turned(), wide.turned()), turned=True)
             if isinstance(fit, str):
                 return fit
     return ""
@@ -112,19 +114,19 @@ def _turn_operator(edit: Edit, operator: Any, turned: set[int], inner: dict[int,
     others = [int(i) for i in operator.inputs[1:] if i >= 0]
     result = int(operator.outputs[0])
     if is_windowed(edit, operator):
-        if code in CONVOLUTIONS and not is_constant(edit, others[0]):
-            return "its kernel is no constant"
         pad = inner.get(source)
         pads = pads_of(edit, pad) if pad is not None else None
         assert not isinstance(pads, str)
         origin = int(pad.inputs[0]) if pad is not None else None
         tall, wide = axes(edit, operator, origin, pads)
-        fit = fitted(edit, operator, (tall.turned(), wide.turned()))
+        wanted = (tall.turned(), wide.turned())
+        fit = fitted(edit, operator, wanted, turned=True)
         if isinstance(fit, str):
             return fit
         if origin is not None:
             operator.inputs = [origin, *(int(i) for i in operator.inputs[1:])]
-        place(edit, operator, fit, turned=True)
+        if not _picked(edit, operator, wanted):
+            place(edit, operator, fit, turned=True)
     elif code in ("PAD", "PADV2"):
         pads = pads_of(edit, operator)
         if isinstance(pads, str):
@@ -151,6 +153,48 @@ def _turn_operator(edit: Edit, operator: Any, turned: set[int], inner: dict[int,
     if _is_picture(edit, result):
         turned.add(result)
     return ""
+
+
+def _picked(edit: Edit, operator: Any, wanted: tuple[Axis, Axis]) -> bool:
+    """Whether a convolution of 1 x 1 with a stride that would have to grow got what it reads picked
+    by STRIDED_SLICE: the copy is a fraction of the picture, the grown kernel a multiple of the
+    multiply-adds."""
+    import numpy as np
+
+    spare = [axis.before for axis in wanted]
+    if any(a.kernel != 1 or a.before > 0 or a.after > 0 for a in wanted) or not any(spare):
+        return False
+    options = operator.builtinOptions = copy.copy(operator.builtinOptions)
+    source = int(operator.inputs[0])
+    held = edit.graph.tensors[source]
+    outer = [int(n) for n in held.shape]
+    ends = [a.stride * (a.output - 1) + 1 - a.before for a in wanted]
+    picked = _twin(edit, source, f"_picked{len(edit.graph.tensors)}")
+    edit.graph.tensors[picked].shape = [outer[0], wanted[0].output, wanted[1].output, outer[3]]
+    edit.graph.tensors[picked].shapeSignature = None
+    numbers = (
+        [0, -wanted[0].before, -wanted[1].before, 0],
+        [outer[0], *ends, outer[3]],
+        [1, wanted[0].stride, wanted[1].stride, 1],
+    )
+    given = [source]
+    for value in numbers:
+        tensor = edit.schema.TensorT()
+        tensor.name = f"numbers_{len(edit.graph.tensors)}".encode()
+        tensor.hasRank, tensor.type = True, edit.schema.TensorType.INT32
+        edit.graph.tensors.append(tensor)
+        given.append(len(edit.graph.tensors) - 1)
+        edit.fill(given[-1], np.array(value, np.int32))
+    slicing = edit.operator("STRIDED_SLICE", given, [picked])
+    slicing.builtinOptionsType = edit.schema.BuiltinOptions.StridedSliceOptions
+    slicing.builtinOptions = edit.schema.StridedSliceOptionsT()
+    entry = edit.model.operatorCodes[slicing.opcodeIndex]
+    entry.version = max(entry.version, _SLICE_VERSION.get(edit.dtype(source), 1))
+    operator.inputs = [picked, *(int(i) for i in operator.inputs[1:])]
+    options.strideH = options.strideW = 1
+    place_of = next(k for k, held in enumerate(edit.graph.operators) if held is operator)
+    edit.graph.operators.insert(place_of, slicing)
+    return True
 
 
 def _reversed(edit: Edit, source: int, result: int, stem: str) -> list[Any]:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 Pads = dict[int, tuple[int, int]]
 CONVOLUTIONS = frozenset({"CONV_2D", "DEPTHWISE_CONV_2D"})
+# Types of kernels whose elements have bytes of their own.
+_KERNELS = frozenset({"int8", "uint8", "int16", "float16", "float32", "float64"})
 # Each output place is made from the same place of the inputs.
 PLACEWISE = frozenset(
     {
@@ -69,18 +71,32 @@ def axes(
 
 
 def fitted(
-    edit: Edit, operator: Any, wanted: tuple[Axis, Axis]
+    edit: Edit, operator: Any, wanted: tuple[Axis, Axis], *, turned: bool = False
 ) -> tuple[str, Placed, Placed] | str:
     """How the windows are written with SAME or VALID; else why they cannot be."""
     found = best_placed(wanted, PADDINGS[operator.builtinOptions.padding])
     if found is None:
         return "no kernel with zero taps lies so under SAME or VALID"
     grown = found[1].kernel > wanted[0].kernel or found[2].kernel > wanted[1].kernel
-    if grown and edit.code(operator) not in CONVOLUTIONS:
-        return "a pooling window cannot grow"
+    if edit.code(operator) not in CONVOLUTIONS:
+        return "a pooling window cannot grow" if grown else found
     if grown and is_dilated(edit, operator):
         return "a dilated kernel is not grown"
-    return found
+    fixed = _fixed_kernel(edit, operator) if grown or turned else ""
+    return fixed or found
+
+
+def _fixed_kernel(edit: Edit, operator: Any) -> str:
+    """Why a kernel can be neither grown nor turned, else an empty string."""
+    index = int(operator.inputs[1])
+    if not is_constant(edit, index):
+        return "its kernel is no constant"
+    tensor = edit.graph.tensors[index]
+    if tensor.sparsity is not None or edit.dtype(index) not in _KERNELS:
+        return f"its kernel is stored in a way that is not edited here ({edit.dtype(index)})"
+    if len(set(_parameters(tensor.quantization)[1])) > 1:
+        return "its kernel has several zero points"
+    return ""
 
 
 def place(
@@ -91,16 +107,19 @@ def place(
 
     operator.builtinOptions = copy.copy(operator.builtinOptions)
     operator.builtinOptions.padding = PADDINGS.index(fit[0])
-    if edit.code(operator) not in CONVOLUTIONS:
+    if edit.code(operator) not in CONVOLUTIONS or _fixed_kernel(edit, operator):
         return
-    old = constant(edit, int(operator.inputs[1]))
+    index = int(operator.inputs[1])
+    old = constant(edit, index)
     value = old[:, ::-1, ::-1, :] if turned else old
     if not is_dilated(edit, operator):
+        zeros = _parameters(edit.graph.tensors[index].quantization)[1]
         value = np.pad(
             value,
             [(0, 0)]
             + [(it.zeros, it.kernel - it.zeros - n) for it, n in zip(fit[1:], old.shape[1:3])]
             + [(0, 0)],
+            constant_values=zeros[0] if zeros else 0,
         )
     if not np.array_equal(value, old):
         replace_constant(edit, operator, 1, value)
@@ -144,31 +163,54 @@ def replace_constant(edit: Edit, operator: Any, slot: int, value: np.ndarray[Any
 
 
 def pads_of(edit: Edit, operator: Any) -> Pads | str:
-    """What a PAD or PADV2 adds to each axis, or why it is no padding of a convolution."""
-    if edit.code(operator) not in ("PAD", "PADV2"):
-        return "it is no PAD"
-    source, result = int(operator.inputs[0]), int(operator.outputs[0])
+    """What a PAD or PADV2 adds to each axis, or why it does not pad rows and columns alone."""
     if not is_constant(edit, int(operator.inputs[1])):
         return "its paddings are computed at run time"
     table = constant(edit, int(operator.inputs[1]))
     if len(table) != 4 or table[[0, 3]].any():
         return "it pads other axes than rows and columns"
-    held, made = (edit.graph.tensors[i].quantization for i in (source, result))
-    if _parameters(held) != _parameters(made):
-        return "its input and output have different scales"
-    if edit.code(operator) == "PADV2":
-        zeros = _parameters(made)[1]
-        if not is_constant(edit, int(operator.inputs[2])):
-            return "what it pads with is computed at run time"
-        if int(operator.inputs[2]) >= 0:
-            given = float(constant(edit, int(operator.inputs[2])).reshape(-1)[0])
-            if given != (zeros[0] if zeros else 0):
-                return "it pads with something else than zero"
     return {axis: (int(table[axis][0]), int(table[axis][1])) for axis in (1, 2)}
 
 
-def pads_of_convolutions(edit: Edit) -> tuple[list[tuple[str, Any]], list[tuple[str, str]]]:
-    """PADs in front of convolutions alone, with their labels; the others with the reason."""
+def neutral_for(edit: Edit, pad: Any, operator: Any) -> str:
+    """Why what a PAD pads with changes what ``operator`` makes of it, else an empty string: a
+    convolution has to meet zeros, a maximum the lowest value there is."""
+    source, result = int(pad.inputs[0]), int(pad.outputs[0])
+    if [int(i) for i in operator.inputs].count(result) != 1 or int(operator.inputs[0]) != result:
+        return f"{edit.code(operator)} reads it as a kernel"
+    if not _same_scale(edit, source, result):
+        return "its input and output have different scales"
+    zeros = _parameters(edit.graph.tensors[result].quantization)[1]
+    value = float(zeros[0] if zeros else 0)
+    if edit.code(pad) == "PADV2" and int(pad.inputs[2]) >= 0:
+        if not is_constant(edit, int(pad.inputs[2])):
+            return "what it pads with is computed at run time"
+        given = constant(edit, int(pad.inputs[2]))
+        if given.size != 1:
+            return "it pads with several values"
+        value = float(given.reshape(-1)[0])
+    if edit.code(operator) == "MAX_POOL_2D":
+        if value != _lowest(edit.dtype(result)):
+            return "MAX_POOL_2D reads it, and it does not pad with the lowest value"
+    elif value != (zeros[0] if zeros else 0):
+        return "it pads with something else than zero"
+    return ""
+
+
+def _same_scale(edit: Edit, one: int, other: int) -> bool:
+    held, made = (_parameters(edit.graph.tensors[i].quantization) for i in (one, other))
+    return held[0] == made[0] and (held[1] or [0]) == (made[1] or [0])
+
+
+def _lowest(dtype: str) -> float:
+    import numpy as np
+
+    return float("-inf") if dtype.startswith(("float", "bfloat")) else float(np.iinfo(dtype).min)
+
+
+def absorbable_pads(edit: Edit) -> tuple[list[tuple[str, Any]], list[tuple[str, str]]]:
+    """PADs whose readers can do without what they pad with, with their labels; the others with the
+    reason."""
     fit: list[tuple[str, Any]] = []
     left: list[tuple[str, str]] = []
     for operator in edit.graph.operators:
@@ -177,13 +219,18 @@ def pads_of_convolutions(edit: Edit) -> tuple[list[tuple[str, Any]], list[tuple[
         name, pads = label(edit, operator), pads_of(edit, operator)
         result = int(operator.outputs[0])
         readers = [o for o in edit.graph.operators if result in {int(i) for i in o.inputs}]
-        others = sorted({edit.code(o) for o in readers} - CONVOLUTIONS)
+        others = sorted({edit.code(o) for o in readers} - {*CONVOLUTIONS, "MAX_POOL_2D"})
         if isinstance(pads, str):
-            left.append((name, pads))
+            reason = pads
         elif result in {int(i) for i in edit.graph.outputs}:
-            left.append((name, "its result is an output of the model"))
+            reason = "its result is an output of the model"
         elif others or not readers:
-            left.append((name, f"{', '.join(others) or 'nothing'} reads it"))
+            reason = f"{', '.join(others) or 'nothing'} reads it"
+        else:
+            reasons = [neutral_for(edit, operator, reader) for reader in readers]
+            reason = next((reason for reason in reasons if reason), "")
+        if reason:
+            left.append((name, reason))
         else:
             fit.append((name, operator))
     return fit, left
