@@ -5,6 +5,8 @@ A block that runs again must compute what it computed before, and leave no trace
     first forward:   note copies of its buffers, as they are before it
     forward again:   run on those copies, then put the real buffers back
 
+BatchNorm runs again on the statistics of the first time instead: see :mod:`~.norm`.
+
 So BatchNorm's statistics and its count, and the observers and ranges of quantisation-aware
 training, are bit by bit what one forward made of them, and an observer's scale is the one of the
 first time. Kept, and said by name, are blocks that draw random numbers, write over their input, a
@@ -14,7 +16,8 @@ writes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -46,20 +49,28 @@ def frozen(
     """Contexts for the forward of some blocks and for the same forward run again."""
 
     def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+        from edgefuse.memory.remat.norm import Normalise, norms
+
         before: _Buffers = {}
+        statistics: dict[nn.Module, deque[Any]] = {module: deque() for module in norms(modules)}
 
         @contextmanager
         def noting() -> Iterator[None]:
-            before.update({key: held.clone() for key, held in buffers_of(modules).items()})
-            yield
+            held = buffers_of(modules)
+            before.update({k: v.clone() for k, v in held.items() if k[0] not in statistics})
+            noted = {m: Normalise(m, noted=queue) for m, queue in statistics.items()}
+            with _replaced("forward", noted):
+                yield
 
         @contextmanager
         def replaying() -> Iterator[None]:
             real = {key: key[0]._buffers[key[1]] for key in before}
             for (module, name), held in before.items():
                 module._buffers[name] = held.clone()
+            given = {m: Normalise(m, given=queue.copy()) for m, queue in statistics.items()}
             try:
-                yield
+                with _replaced("forward", given):
+                    yield
             finally:
                 for (module, name), value in real.items():
                     module._buffers[name] = value
@@ -67,6 +78,22 @@ def frozen(
         return noting(), replaying()
 
     return contexts
+
+
+@contextmanager
+def _replaced(name: str, values: Mapping[nn.Module, Any]) -> Iterator[None]:
+    """Attributes of modules for a while."""
+    outer = {module: vars(module).get(name) for module in values}
+    for module, value in values.items():
+        module.__dict__[name] = value
+    try:
+        yield
+    finally:
+        for module, value in outer.items():
+            if value is None:
+                module.__dict__.pop(name, None)
+            else:
+                module.__dict__[name] = value
 
 
 @contextmanager
@@ -117,8 +144,8 @@ class Judged:
 def judge(block: nn.Module, x: Tensor) -> Judged:
     """Run a block once on memory of its own, and see what it does.
 
-    The cost follows from operators, not from a clock, so that plans do not change from run to run:
-    bytes read and written, and a tenth of the floating-point operations.
+    The cost follows from operators, not from a clock, so that plans do not change from run to
+    run: bytes read and written, and floating-point operations.
     """
     import torch
 
@@ -222,7 +249,7 @@ def _watch(block: nn.Module, x: Tensor) -> _Watched:
                 watched.cost += sum(t.numel() * t.element_size() for t in touched)
                 counted = flop_registry.get(func._overloadpacket)
                 if counted is not None:
-                    watched.cost += int(counted(*args, **kwargs, out_val=out)) // 10
+                    watched.cost += int(counted(*args, **kwargs, out_val=out))
             return out
 
     watched.mode = Watch()

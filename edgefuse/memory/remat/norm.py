@@ -1,0 +1,122 @@
+"""BatchNorm that runs again without its sums: mean and deviation of the first time are kept.
+
+    first    y, mean, invstd = batch_norm(x)         the running statistics move, once
+    again    y = x * (w * invstd) + (b - mean * w * invstd)
+
+The sums over the batch are most of what BatchNorm costs (on the CPU 9 of 11 ms for 10 MB); two
+numbers a channel keep them. Backward is torch's own in both cases. Scope: BatchNorm1d, 2d and 3d
+in training on the CPU, in float32 or float64, with weights; others run again as a whole, on copies
+of their buffers.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    #: Of an input: the result, mean and 1/deviation of every channel.
+    Take = Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]
+    Statistics = deque[tuple[Tensor, Tensor]]
+
+
+def norms(modules: Sequence[nn.Module]) -> list[nn.Module]:
+    """The BatchNorms among these and inside of them that can run again without their sums."""
+    from torch import nn
+
+    kinds = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+    found = {id(m): m for root in modules for m in root.modules() if type(m) in kinds}
+    return [module for module in found.values() if _known(module)]
+
+
+def _known(module: Any) -> bool:
+    import torch
+
+    weight = module.weight
+    return (
+        weight is not None
+        and module.training
+        and module.momentum is not None
+        and weight.device.type == "cpu"
+        and weight.dtype in (torch.float32, torch.float64)
+    )
+
+
+class Normalise:
+    """The forward of a BatchNorm in a segment.
+
+    Args:
+        noted: where its statistics are put down.
+        given: where they are taken from, instead of being computed.
+    """
+
+    def __init__(
+        self, module: Any, *, noted: Statistics | None = None, given: Statistics | None = None
+    ) -> None:
+        outer = vars(module).get("forward")
+        self.module, self.noted, self.given = module, noted, given
+        self.outer: Take = outer.take if isinstance(outer, Normalise) else self._first
+
+    def __call__(self, x: Tensor) -> Tensor:
+        module = self.module
+        result: Tensor = _function().apply(x, module.weight, module.bias, module.eps, self.take)
+        return result
+
+    def take(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Without gradients."""
+        import torch
+
+        if self.given is not None:
+            mean, invstd = self.given.popleft()
+            shape = [1, -1] + [1] * (x.ndim - 2)
+            scale = self.module.weight * invstd
+            shift = self.module.bias - mean * scale
+            y = torch.addcmul(shift.reshape(shape), x, scale.reshape(shape))
+            return y, mean, invstd
+        y, mean, invstd = self.outer(x)
+        if self.noted is not None:
+            self.noted.append((mean, invstd))
+        return y, mean, invstd
+
+    def _first(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        import torch
+
+        module = self.module
+        if module.num_batches_tracked is not None:
+            module.num_batches_tracked.add_(1)
+        statistics = (module.running_mean, module.running_var)
+        y, mean, invstd = torch.native_batch_norm(
+            x, module.weight, module.bias, *statistics, True, module.momentum, module.eps
+        )
+        return y, mean, invstd
+
+
+@cache
+def _function() -> Any:
+    """BatchNorm in training whose forward is given."""
+    import torch
+
+    class Given(torch.autograd.Function):  # type: ignore[misc]
+        @staticmethod
+        def forward(
+            ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float, take: Take
+        ) -> Tensor:
+            y, mean, invstd = take(x)
+            ctx.save_for_backward(x, weight, mean, invstd)
+            ctx.eps = eps
+            return y
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Tensor) -> Any:
+            x, weight, mean, invstd = ctx.saved_tensors
+            wanted = list(ctx.needs_input_grad[:3])
+            found = torch.ops.aten.native_batch_norm_backward(
+                grads[0].contiguous(), x, weight, None, None, mean, invstd, True, ctx.eps, wanted
+            )
+            return *found, None, None
+
+    return Given
