@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from edgefuse import cli_bundles, cli_targets
+from edgefuse import cli_bundles, cli_memory, cli_targets
 from edgefuse.cli_app import (
     FromOption,
     JsonOption,
@@ -34,7 +34,13 @@ if TYPE_CHECKING:
     pass
 
 
-__all__ = ["app", "cli_bundles", "cli_targets", "main"]  # Importing them registers commands.
+__all__ = [
+    "app",
+    "cli_bundles",
+    "cli_memory",
+    "cli_targets",
+    "main",
+]  # Importing them registers commands.
 
 
 @app.command()
@@ -201,45 +207,6 @@ def blame(
         encoding = sys.stdout.encoding or "ascii"
         paths = [str(folder / "blame.html")]
         print_result(blame_table(document, encoding=encoding, paths=paths))
-
-
-@app.command()
-def memory(
-    source: Annotated[Path, typer.Argument(help="A recipe, or an .onnx or .tflite file.")],
-    there: Annotated[
-        str | None,
-        typer.Option("--memory", help="What there is, as 512KiB: the largest batch, and tiles."),
-    ] = None,
-    svg: Annotated[
-        Path | None, typer.Option(help="The picture; build/<name>/memory/memory.svg if absent.")
-    ] = None,
-    settings: SetOption = [],  # noqa: B006
-    target: TargetOption = None,
-    as_json: JsonOption = False,
-    quiet: QuietOption = False,
-) -> None:
-    """Tell what the arena is made of, its lower bound, and what each technique would save."""
-    from edgefuse.command_memory import bytes_of
-    from edgefuse.command_memory import memory as planned
-
-    document, picture, error = planned(
-        source,
-        memory_bytes=None if there is None else bytes_of(there),
-        settings=settings,
-        target=target,
-        svg=svg,
-        quiet=quiet or as_json,
-    )
-    if as_json:
-        print_result(json.dumps(document, indent=1))
-    else:
-        from edgefuse.report.memory import memory_table
-
-        encoding = sys.stdout.encoding or "ascii"
-        print_result(memory_table(document, encoding=encoding, paths=[str(picture)]))
-    if error is not None:
-        say(f"edgefuse: {error}")
-        raise typer.Exit(error.exit_code)
 
 
 @app.command()

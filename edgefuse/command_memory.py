@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -28,9 +27,6 @@ if TYPE_CHECKING:
 
 LOG = "memory.log"
 PICTURE = "memory.svg"
-_UNITS = {"": 1, "B": 1, "KB": 1000, "MB": 1000**2, "GB": 1000**3}
-_UNITS |= {"KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
-_MOST_BYTES = 2**63 - 1
 
 
 @dataclass
@@ -75,7 +71,8 @@ def memory(
         to its end or that says that nothing fits; None when there is none. The document's keys
         (schema 1): ``source``, ``target``, ``batch``, ``now`` (the place in ``arenas`` of what
         would ship), ``arenas`` (``what``, and the keys of
-        :func:`edgefuse.memory.files.from_json`), ``techniques`` (``name``, ``did``, ``applies``, ``why_not``, ``arena_bytes``, ``saved_bytes``,
+        :func:`edgefuse.memory.files.from_json`), ``techniques`` (``name``, ``did``,
+        ``applies``, ``why_not``, ``arena_bytes``, ``saved_bytes``,
         ``multiply_adds``, ``extra_multiply_adds``, ``extra_share``), ``largest_batch`` (null
         without ``--memory``; ``memory_bytes``, ``batch``, ``arena_bytes``, ``least_bytes``,
         ``least_by``), ``warnings``, ``error``.
@@ -127,24 +124,6 @@ def memory(
         "error": None if error is None else error.message,
     }
     return document, picture, error
-
-
-def bytes_of(text: str, option: str = "--memory") -> int:
-    """Bytes in words: 524288, 512KiB, 0.5MiB, 2 MB.
-
-    Raises:
-        UsageError: no size, or none that an address can tell.
-    """
-    matched = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", text)
-    unit = _UNITS.get(matched[2].upper()) if matched else None
-    hint = "give bytes, or a size as 512KiB, 2MiB, 4MB"
-    if matched is None or unit is None:
-        raise UsageError(f"{option} {text!r} is no size", hint=hint)
-    number = matched[1]
-    value = int(number) * unit if number.isdigit() else int(float(number) * unit)
-    if not 0 < value <= _MOST_BYTES:
-        raise UsageError(f"{option} {text!r} is not between 1 byte and 2^63 - 1", hint=hint)
-    return value
 
 
 def _default_folder(source: Path, job: Job | None) -> Path:

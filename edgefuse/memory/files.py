@@ -119,21 +119,11 @@ def tflite_arena(
     Raises:
         StageError: its memory cannot be planned.
     """
+    from edgefuse.memory.arenas.litert import predicted_arena
     from edgefuse.memory.arenas.tflite_micro import predicted_head
 
-    arena = predicted_head(model) if runtime == "tflite_micro" else _litert(model)
+    arena = predicted_head(model) if runtime == "tflite_micro" else predicted_arena(model)
     return FileArena(arena, _named(arena.buffers, modules or {}))
-
-
-def _litert(model: TfliteModel) -> Arena:
-    from edgefuse.memory.liveness.tflite import LITERT, live_buffers
-    from edgefuse.memory.planner.plan import plan
-
-    buffers = live_buffers(model, LITERT)
-    made = plan(buffers, alignment=LITERT.alignment)
-    offsets = tuple(made.offsets[buffer.name] for buffer in buffers)
-    steps = tuple(operator.label for operator in model.operators)
-    return Arena("LiteRT", buffers, offsets, steps, made.bound_bytes, made.proven)
 
 
 def tensor_modules(model: TfliteModel, nodes: Iterable[Mapping[str, Any]]) -> dict[str, str]:
