@@ -9,11 +9,13 @@ leaves the arena as it is. Left alone: weights.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from edgefuse.memory.arena import Live, peak
+from edgefuse.memory.arenas.litert import predicted_arena
 from edgefuse.memory.arenas.tflite_micro import predicted_head
+from edgefuse.memory.liveness.sharing import Sharing
 from edgefuse.memory.liveness.tflite import LITERT, TFLITE_MICRO, live_buffers
 
 if TYPE_CHECKING:
@@ -33,24 +35,23 @@ class Judged:
 
 
 def judged(model: TfliteModel, runtime: Runtime) -> Judged:
-    """The arena of a model. Under LiteRT the bytes alive at once: its planner adds what it cannot
-    place better.
+    """The arena of a model: tflite-micro's head, or LiteRT's arena with its built-in kernels.
 
     Raises:
         StageError: its memory cannot be planned.
     """
-    if runtime == "tflite_micro":
-        head = predicted_head(model)
-        most, step = peak(head.buffers)
-        return Judged(head.arena_bytes, most, step, head.buffers)
-    buffers = live_buffers(model, LITERT)
-    most, step = peak(buffers)
-    return Judged(most, most, step, buffers)
+    arena = predicted_head(model) if runtime == "tflite_micro" else predicted_arena(model)
+    return Judged(arena.arena_bytes, arena.bound_bytes, arena.peak_step, arena.buffers)
+
+
+def sharing_of(runtime: Runtime) -> Sharing:
+    """How a runtime lays out its arena."""
+    return TFLITE_MICRO if runtime == "tflite_micro" else replace(LITERT, alignment=1)
 
 
 def alive_at_once(model: TfliteModel, runtime: Runtime) -> int:
-    """The bound alone, which is quick: no arena of ``runtime`` is smaller."""
-    return peak(live_buffers(model, TFLITE_MICRO if runtime == "tflite_micro" else LITERT))[0]
+    """The bound alone, without scratch, which is quick: no arena of ``runtime`` is smaller."""
+    return peak(live_buffers(model, sharing_of(runtime)))[0]
 
 
 def bytes_moved(model: TfliteModel) -> int:

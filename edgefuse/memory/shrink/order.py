@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from edgefuse.errors import StageError
 from edgefuse.memory.arena import aligned
-from edgefuse.memory.liveness.tflite import LITERT, RESHAPES, TFLITE_MICRO
-from edgefuse.memory.shrink.judge import Runtime, judged
+from edgefuse.memory.liveness.tflite import RESHAPES
+from edgefuse.memory.shrink.judge import Runtime, judged, sharing_of
 
 if TYPE_CHECKING:
     from edgefuse.tflite.read import TfliteModel
@@ -109,7 +109,7 @@ class _Graph:
 
 
 def _graph(model: TfliteModel, runtime: Runtime) -> _Graph:
-    sharing = TFLITE_MICRO if runtime == "tflite_micro" else LITERT
+    sharing = sharing_of(runtime)
     held = {
         t.index for t in model.tensors if not t.is_constant and not t.is_variable and t.nbytes > 0
     }

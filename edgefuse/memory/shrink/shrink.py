@@ -28,13 +28,27 @@ if TYPE_CHECKING:
 
 __all__ = ["Choice", "Kernels", "Shrunk", "Step", "Wish", "shrink"]
 
-# Which forms each kind of kernels may get; the first is the better one.
-FORMS: dict[Kernels, tuple[Form, ...]] = {
+# What auto may use, the better form first; tests/benchmarks/shrink.md has the measurements.
+# Without a goal: what runs in no more time. XNNPACK and Ethos-U's compiler do the padding inside
+# the convolution anyway, and wider kernels leave XNNPACK's fast path and cost reference kernels 8%.
+FREE: dict[Kernels, tuple[Form, ...]] = {
     "builtin": ("turned", "wider_kernels"),
-    "xnnpack": ("turned",),
+    "xnnpack": (),
+    "reference": ("turned",),
+    "micro": ("turned",),
+    "npu": (),
+}
+# For a goal also what costs time. An Ethos-U has no REVERSE_V2.
+FOR_GOAL: dict[Kernels, tuple[Form, ...]] = {
+    "builtin": ("turned", "wider_kernels"),
+    "xnnpack": ("turned", "wider_kernels"),
     "reference": ("turned", "wider_kernels"),
     "micro": ("turned", "wider_kernels"),
-    "npu": ("turned", "wider_kernels"),
+    "npu": ("wider_kernels",),
+}
+_DONE_THERE: dict[Kernels, str] = {
+    "xnnpack": "XNNPACK pads inside its convolutions, so that absorbing saves no time there",
+    "npu": "the NPU's compiler pads inside the convolutions, so that absorbing saves nothing there",
 }
 _TILING = frozenset({"STRIDED_SLICE", "PAD", "CONCATENATION"})
 
@@ -55,7 +69,7 @@ class _Held:
 
     @property
     def cost(self) -> tuple[int, int, int]:
-        return self.multiply_adds, len(self.model.operators), self.arena.arena_bytes
+        return self.multiply_adds, len(self.model.operators), self.bytes_moved
 
 
 def shrink(data: bytes, wish: Wish) -> tuple[bytes, Shrunk]:
@@ -144,7 +158,11 @@ def _padded(given: _Held, wish: Wish) -> tuple[list[_Held], list[Step]]:
         operator.code in ("PAD", "PADV2") for operator in given.model.operators
     ):
         return [given], []
-    forms = FORMS[wish.kernels] if wish.padding == "auto" else (wish.padding,)
+    allowed = FREE if wish.arena_bytes is None else FOR_GOAL
+    forms = allowed[wish.kernels] if wish.padding == "auto" else (wish.padding,)
+    if not forms:
+        did = "PADs left where they are"
+        return [given], [_stepped(given, given, "padding", did, _DONE_THERE[wish.kernels])]
     kept: list[_Held] = []
     refused: list[Step] = []
     for form in forms:
@@ -260,6 +278,7 @@ def _tiled(held: _Held, wish: Wish, given: _Held) -> _Held:
         arena_bytes=wish.arena_bytes,
         grid=wish.tiles,
         last=wish.last,
+        runtime=wish.arena,
         max_extra_share=max(spare / max(held.multiply_adds, 1) - 1, 0.0),
     )
     after = _held(made, wish)

@@ -10,9 +10,9 @@ explicit PAD stands for it, with the zero point; inside the picture nothing is p
 is computed by the same sum as before: bit by bit the same in int8. Only STRIDED_SLICE, PAD and
 CONCATENATION are added, which every TFLite runtime has.
 
-The search takes the tiling with the fewest extra multiply-adds whose arena under tflite-micro
-(:mod:`edgefuse.memory.arenas.tflite_micro`) keeps to the goal. Each tile has operators of its own,
-so the interpreter's structures grow with the tiles: they are in the arena's tail, not in its head.
+The search takes the tiling with the fewest extra multiply-adds whose arena, as foretold for the
+runtime (:mod:`edgefuse.memory.shrink.judge`), keeps to the goal. Each tile has operators of its
+own, so that the interpreter's structures grow with the tiles: they are not in that figure.
 
 Scope: see :mod:`edgefuse.memory.shrink.tile_segment`; batch 1. Left alone: everything behind the
 segment.
@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING
 
 from edgefuse.errors import GateFailed, StageError, UsageError
 from edgefuse.memory.arena import Live, peak
-from edgefuse.memory.arenas.tflite_micro import predicted_head
-from edgefuse.memory.liveness.tflite import TFLITE_MICRO, live_buffers
+from edgefuse.memory.liveness.tflite import live_buffers
+from edgefuse.memory.shrink.judge import Runtime, alive_at_once, judged, sharing_of
 from edgefuse.memory.shrink.multiply_adds import multiply_adds, of_operator
 from edgefuse.memory.shrink.tile_draft import as_model, draft
 from edgefuse.memory.shrink.tile_segment import Segment, places, segments
@@ -47,7 +47,7 @@ class Tiled:
     Attributes:
         grid: rows and columns of tiles.
         first, last: labels of the segment's first and last operator, in the file as it was.
-        head_bytes_before, head_bytes: of tflite-micro's arena, foretold.
+        head_bytes_before, head_bytes: of the runtime's arena (tflite-micro: its head), foretold.
         operators_before, operators: of the whole file.
     """
 
@@ -81,12 +81,13 @@ def tile(
     grid: tuple[int, int] | None = None,
     last: int | None = None,
     max_extra_share: float = 1.0,
+    runtime: Runtime = "tflite_micro",
 ) -> tuple[bytes, Tiled]:
     """The same model with its first operators in tiles.
 
     Args:
-        arena_bytes: the goal for the head of tflite-micro's arena; the cheapest tiling that keeps
-            to it is taken, of ``grid`` and ``last`` where they are given.
+        arena_bytes: the goal for the arena; the cheapest tiling that keeps to it is taken, of
+            ``grid`` and ``last`` where they are given.
         grid: rows and columns of tiles; (1, 1) is no tiling.
         last: the place of the segment's last operator; needed with ``grid`` when there is no goal.
         max_extra_share: of multiply-adds; what costs more is not considered.
@@ -115,8 +116,8 @@ def tile(
             "alone leads on",
             where=model.where,
         )
-    before = predicted_head(model).arena_bytes
-    choice = _chosen(model, found, arena_bytes, grid, max_extra_share, before)
+    before = judged(model, runtime).arena_bytes
+    choice = _chosen(model, found, arena_bytes, grid, max_extra_share, before, runtime)
     if choice is not None:
         write(edit, draft(model, choice.segment, choice.grid))
         data = edit.packed()
@@ -127,7 +128,7 @@ def tile(
         first=model.operators[segment.begin].label,
         last=model.operators[segment.end - 1].label,
         head_bytes_before=before,
-        head_bytes=predicted_head(after).arena_bytes,
+        head_bytes=judged(after, runtime).arena_bytes,
         multiply_adds_before=multiply_adds(model),
         multiply_adds=multiply_adds(after),
         operators_before=len(model.operators),
@@ -146,12 +147,13 @@ def _chosen(
     grid: tuple[int, int] | None,
     max_extra_share: float,
     before: int,
+    runtime: Runtime,
 ) -> _Choice | None:
     """The cheapest choice that keeps to the goal; None when the file as it is does."""
     if goal is not None and before <= goal and grid is None:
         return None
     limit = max_extra_share * multiply_adds(model)
-    rest = {segment.end: _rest_peak(model, segment) for segment in found}
+    rest = {segment.end: _rest_peak(model, segment, runtime) for segment in found}
     choices = sorted(
         (c for c in _choices(model, found, grid) if goal is None or c.extra <= limit),
         key=lambda c: (c.extra, c.grid[0] * c.grid[1], c.segment.end),
@@ -162,9 +164,9 @@ def _chosen(
         if rest[choice.segment.end] > goal:
             continue
         planned = as_model(model, draft(model, choice.segment, choice.grid))
-        if peak(live_buffers(planned, TFLITE_MICRO))[0] > goal:
+        if alive_at_once(planned, runtime) > goal:
             continue
-        if predicted_head(planned).arena_bytes <= goal:
+        if judged(planned, runtime).arena_bytes <= goal:
             return choice
     if goal is None:
         raise UsageError(
@@ -173,8 +175,8 @@ def _chosen(
             where=model.where,
         )
     raise GateFailed(
-        f"no tiling keeps the arena's head to {goal} bytes with at most "
-        f"{max_extra_share:.0%} more multiply-adds: {_blocked(model, choices)}",
+        f"no tiling keeps the arena to {goal} bytes with at most "
+        f"{max_extra_share:.0%} more multiply-adds: {_blocked(model, choices, runtime)}",
         hint=_GOAL_HINT,
         where=model.where,
     )
@@ -201,30 +203,30 @@ def _choices(
                 yield _Choice(total - whole, segment, one)
 
 
-def _rest_peak(model: TfliteModel, segment: Segment) -> int:
+def _rest_peak(model: TfliteModel, segment: Segment, runtime: Runtime) -> int:
     """The most bytes alive at once behind the segment: no tiling of it changes them."""
     return peak(
         tuple(
             Live(b.name, b.size_bytes, max(b.first, segment.end), b.last, b.tensors)
-            for b in live_buffers(model, TFLITE_MICRO)
+            for b in live_buffers(model, sharing_of(runtime))
             if b.last >= segment.end
         )
     )[0]
 
 
-def _blocked(model: TfliteModel, choices: list[_Choice]) -> str:
+def _blocked(model: TfliteModel, choices: list[_Choice], runtime: Runtime) -> str:
     """The least arena of all choices, by what is alive at once, and its largest tensors."""
     least = model
-    buffers = live_buffers(model, TFLITE_MICRO)
+    buffers = live_buffers(model, sharing_of(runtime))
     for choice in choices:
         planned = as_model(model, draft(model, choice.segment, choice.grid))
-        held = live_buffers(planned, TFLITE_MICRO)
+        held = live_buffers(planned, sharing_of(runtime))
         if peak(held)[0] < peak(buffers)[0]:
             least, buffers = planned, held
     most, step = peak(buffers)
     alive = sorted((b for b in buffers if b.first <= step <= b.last), key=lambda b: -b.size_bytes)
     names = ", ".join(f"{b.name} ({b.size_bytes} bytes)" for b in alive[:3])
     return (
-        f"the least is {predicted_head(least).arena_bytes} bytes, of which {most} are alive at "
+        f"the least is {judged(least, runtime).arena_bytes} bytes, of which {most} are alive at "
         f"{least.operators[step].label}, most of them {names}"
     )
