@@ -179,7 +179,7 @@ def as_model(model: TfliteModel, made: Draft) -> TfliteModel:
         Operator(
             index=0,
             code=CODES.get(planned.kind) or model.operators[planned.place].code,
-            inputs=planned.inputs,
+            inputs=_inputs(model, planned),
             outputs=(planned.output,),
         )
         for planned in made.operators
@@ -187,3 +187,14 @@ def as_model(model: TfliteModel, made: Draft) -> TfliteModel:
     before, after = model.operators[: made.segment.begin], model.operators[made.segment.end :]
     operators = (replace(operator, index=k) for k, operator in enumerate((*before, *inner, *after)))
     return replace(model, tensors=tuple(tensors), operators=tuple(operators))
+
+
+def _inputs(model: TfliteModel, planned: Planned) -> tuple[int, ...]:
+    """What an operator of the draft reads, the constants of the file's operator with it."""
+    if planned.kind != "same":
+        return planned.inputs
+    moving = iter(planned.inputs)
+    return tuple(
+        i if i < 0 or model.tensors[i].is_constant else next(moving)
+        for i in model.operators[planned.place].inputs
+    )
