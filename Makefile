@@ -65,8 +65,9 @@ bench: $(STAMP)  ## 2,000 random graphs, the table of what fusion does, wall tim
 bench-int8: $(STAMP)  ## int8 accuracy against other producers, with EDGEFUSE_DATA
 	$(BIN)/python tests/benchmarks/int8_accuracy.py
 
-bench-memory: $(STAMP)  ## the 11 allocation problems of minimalloc, with EDGEFUSE_DATA
+bench-memory: $(STAMP)  ## 11 allocation problems (with EDGEFUSE_DATA), and arenas of 31 networks
 	$(BIN)/python tests/benchmarks/minimalloc.py
+	$(BIN)/python tests/benchmarks/arena_plans.py
 
 release: $(STAMP)  ## every recipe with release: true to dist/, stopping at the first that fails
 	$(BIN)/edgefuse release configs/*.yaml --out dist

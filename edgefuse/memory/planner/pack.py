@@ -98,10 +98,14 @@ def _orders(problem: Sections, mesh: _Mesh) -> dict[str, Ints]:
     spans = list(zip(problem.start, problem.stop, strict=True))
     highest = np.array([pressure[a:b].max() for a, b in spans], np.int64)
     span, lifetime, size = problem.stop - problem.start, problem.lifetime, problem.size
-    area = size.astype(float) * lifetime
+    tall = highest.astype(float)
+    area, near = size.astype(float) * lifetime, mesh.meets.sum(1).astype(float)
+    # Found by drawing exponents at random; roots and products are the same on every machine.
+    crowded = area * near * near * np.sqrt(np.sqrt(near)) * tall * tall * tall
     keys = {
+        "area among neighbours": (crowded,),
         "pressure, lifetime, area": (highest, lifetime, area),
-        "pressure, neighbours": (highest, mesh.meets.sum(1)),
+        "pressure, neighbours": (highest, near),
         "lifetime, area, pressure": (lifetime, area, highest),
         "sections, size": (span, size),
         "area in sections": (span * size.astype(float), size),
