@@ -20,8 +20,9 @@ segment.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import TYPE_CHECKING
 
 from edgefuse.errors import GateFailed, StageError, UsageError
@@ -30,7 +31,7 @@ from edgefuse.memory.liveness.tflite import live_buffers
 from edgefuse.memory.shrink.judge import Runtime, alive_at_once, judged, sharing_of
 from edgefuse.memory.shrink.multiply_adds import multiply_adds, of_operator
 from edgefuse.memory.shrink.tile_draft import as_model, draft
-from edgefuse.memory.shrink.tile_segment import Segment, places, segments
+from edgefuse.memory.shrink.tile_segment import Segment, made_along, segments
 from edgefuse.memory.shrink.tile_write import write
 
 if TYPE_CHECKING:
@@ -192,15 +193,26 @@ def _choices(
         for step in segment.steps:
             made = model.tensors[step.output].shape
             costs.append(of_operator(model, model.operators[step.place]) // (made[1] * made[2]))
-        whole = sum(cost * n for cost, n in zip(costs, places(segment, (1, 1), size)))
         ways = [min(MOST_TILES_AN_AXIS, n) for n in size]
         grids = [(y, x) for y in range(1, ways[0] + 1) for x in range(1, ways[1] + 1)]
         if grid is not None:
             grids = [grid] if 1 <= grid[0] <= size[0] and 1 <= grid[1] <= size[1] else []
+        rows, columns = (
+            {
+                n: made_along(segment, axis, n, size[axis])
+                for n in {1, *(one[axis] for one in grids)}
+            }
+            for axis in (0, 1)
+        )
+        whole = _product(costs, rows[1], columns[1])
         for one in grids:
             if one != (1, 1):
-                total = sum(cost * n for cost, n in zip(costs, places(segment, one, size)))
+                total = _product(costs, rows[one[0]], columns[one[1]])
                 yield _Choice(total - whole, segment, one)
+
+
+def _product(*factors: Sequence[int]) -> int:
+    return sum(map(prod, zip(*factors, strict=True)))
 
 
 def _rest_peak(model: TfliteModel, segment: Segment, runtime: Runtime) -> int:

@@ -15,7 +15,6 @@ the first operator that is none of these; poolings that pad.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -198,15 +197,11 @@ def _grown(region: Interval, size: int, multiple: int) -> Interval:
     return high - length, high
 
 
-def places(segment: Segment, grid: tuple[int, int], size: tuple[int, int]) -> Iterator[int]:
-    """How many places of its output each step makes, over all tiles."""
-    totals = []
-    for axis in (0, 1):
-        total = dict.fromkeys((step.output for step in segment.steps), 0)
-        for interval in cut(size[axis], grid[axis]):
-            regions = needed(segment, axis, interval)
-            for index in total:
-                total[index] += regions[index][1] - regions[index][0]
-        totals.append(total)
-    for step in segment.steps:
-        yield totals[0][step.output] * totals[1][step.output]
+def made_along(segment: Segment, axis: int, parts: int, size: int) -> tuple[int, ...]:
+    """How many rows (or columns) of its output each step makes, over all tiles of one axis."""
+    total = dict.fromkeys((step.output for step in segment.steps), 0)
+    for interval in cut(size, parts):
+        regions = needed(segment, axis, interval)
+        for index in total:
+            total[index] += regions[index][1] - regions[index][0]
+    return tuple(total[step.output] for step in segment.steps)
