@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgefuse.artifact import digest_json
-from edgefuse.errors import EdgefuseError, StoreError
+from edgefuse.errors import EdgefuseError, SourceError, StageError, StoreError
 from edgefuse.keys import code_digest
 from edgefuse.store import write_atomically
 
@@ -63,8 +63,10 @@ def _remembered(job: Job, artifact: Artifact, made: Mapping[str, Artifact]) -> l
             return list(record["arenas"])
     try:
         found = _planned(artifact, made, judge)
-    except EdgefuseError as error:
+    except (SourceError, StageError) as error:
         found = [{"why": error.message}]
+    except EdgefuseError as error:  # Of this machine, not of the file: not remembered.
+        return [{"why": error.message}]
     record = {"digest": digest_json(found), "arenas": found}
     with contextlib.suppress(StoreError, OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
