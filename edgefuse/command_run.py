@@ -51,7 +51,7 @@ def run_recipe(
     """
     key = load_private(sign, passphrase_file) if sign is not None else None
     job = make_job(recipe, settings, target)
-    stages_of(job.recipe, selection, job.target.name)
+    stages_of(job.recipe, selection, job.target)
     folder = output_folder(job, out)
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"--out {folder} is a file", hint="give a folder")

@@ -81,19 +81,21 @@ def judged_on(recipe: Recipe, target: str) -> Recipe:
 
 
 def stages_of(
-    recipe: Recipe, selection: Selection = Selection(), target: str | None = None
+    recipe: Recipe, selection: Selection = Selection(), target: Target | None = None
 ) -> list[Stage]:
     """The stages that apply to a recipe, in order, cut by the selection.
 
     Args:
-        target: the name of the target that the gates run on; None: the recipe's.
+        target: where the gates run; None: the recipe's, and every stage that some target needs.
 
     Raises:
         UsageError: an unknown stage name, or one that this recipe does not have.
     """
-    judged = judged_on(recipe, target or recipe.target)
+    judged = judged_on(recipe, target.name if target is not None else recipe.target)
     stages = {
-        name: s for name, s in STAGES.all().items() if s.applies(judged if s.gate else recipe)
+        name: s
+        for name, s in STAGES.all().items()
+        if s.applies(judged if s.gate else recipe) and (target is None or s.serves(target))
     }
     graph = {name: {n for n in (*s.inputs, *s.after) if n in stages} for name, s in stages.items()}
     for option, name in (("--until", selection.until), ("--from", selection.start)):
@@ -179,7 +181,7 @@ def make_plan(job: Job, selection: Selection = Selection()) -> list[Step]:
 
 
 def _make_plan(job: Job, selection: Selection) -> list[Step]:
-    stages = stages_of(job.recipe, selection, job.target.name)
+    stages = stages_of(job.recipe, selection, job.target)
     forced = _forced(stages, selection)
     known: dict[str, str] = {}
     steps: list[Step] = []

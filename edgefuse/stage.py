@@ -79,6 +79,10 @@ def _always(_: Recipe) -> bool:
     return True
 
 
+def _serves_all(_: Target) -> bool:
+    return True
+
+
 @dataclass(frozen=True)
 class Stage:
     """A registered stage.
@@ -96,6 +100,7 @@ class Stage:
         file_name: name of its product, ``{name}`` being the recipe's.
         writes_recipe: whether its product holds the recipe as written, mirrors included.
         applies: whether the recipe has this stage at all.
+        serves: whether a target needs it.
         gate: its product is a verdict; only ``pass`` is kept.
         measures: the result depends on the machine and the moment (``--measure`` repeats it).
         cacheable: whether the declared inputs determine the result.
@@ -113,6 +118,7 @@ class Stage:
     tools: tuple[str, ...] = ()
     writes_recipe: bool = False
     applies: Callable[[Recipe], bool] = _always
+    serves: Callable[[Target], bool] = _serves_all
     gate: bool = False
     measures: bool = False
     cacheable: Callable[[Recipe], bool] = _always
