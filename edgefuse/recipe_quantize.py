@@ -89,6 +89,27 @@ class Qat(Section):
     label_weight: float = Field(
         0.0, ge=0, le=1, description="Share of cross-entropy on labels; the rest is distillation."
     )
+    memory_budget: Annotated[int, Field(gt=0)] | str | None = Field(
+        None,
+        description="Peak of a step: bytes, or a share of the plain step's as 40%; pieces of the "
+        "network run twice to keep to it. The trained weights are the same.",
+    )
+
+    @field_validator("memory_budget")
+    @classmethod
+    def _share(cls, value: int | str | None) -> int | str | None:
+        if isinstance(value, str):
+            found = re.fullmatch(r"(\d{1,3}(?:\.\d+)?) ?%", value)
+            if found is None or not 0 < float(found[1]) <= 100:
+                raise ValueError("bytes as a whole number are due, or a share up to 100%: 40%")
+        return value
+
+    @property
+    def budget(self) -> int | float | None:
+        """Bytes, or a share in (0, 1]."""
+        if isinstance(self.memory_budget, str):
+            return float(self.memory_budget.rstrip("% ")) / 100
+        return self.memory_budget
 
 
 class Quantize(Section):

@@ -74,7 +74,8 @@ class Normalise:
             mean, invstd = self.given.popleft()
             shape = [1, -1] + [1] * (x.ndim - 2)
             scale = self.module.weight * invstd
-            shift = self.module.bias - mean * scale
+            # Rounded as torch's kernel rounds: the same bits where it multiplies and adds in one.
+            shift = torch.addcmul(self.module.bias, mean, scale, value=-1)
             y = torch.addcmul(shift.reshape(shape), x, scale.reshape(shape))
             return y, mean, invstd
         y, mean, invstd = self.outer(x)

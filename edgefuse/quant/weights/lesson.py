@@ -75,11 +75,14 @@ class Lesson:
 
     def loss(self, student: Trainable, rows: Array) -> Tensor:
         """Of some samples, with gradient."""
+        judged = tuple(output.index for output in self.outputs)
+        return self.loss_of(student.outputs(self.feed(rows), judged), rows)
+
+    def loss_of(self, found: Sequence[Tensor], rows: Array) -> Tensor:
+        """Of what a student said to some samples."""
         import torch
         from torch.nn import functional
 
-        judged = tuple(output.index for output in self.outputs)
-        found = student.outputs(self.feed(rows), judged)
         parts = []
         for output, exact, x in zip(self.outputs, self.exact, found):
             wanted = torch.from_numpy(_stacked(exact, rows))

@@ -57,6 +57,7 @@ class Tuned:
         samples: how many different samples were drawn.
         first_loss, last_loss: before, and at the best step, on the same training samples.
         seconds: in all.
+        memory: peak bytes of a step, with and without the recipe's budget; None without one.
     """
 
     steps: int
@@ -66,9 +67,11 @@ class Tuned:
     first_loss: float
     last_loss: float
     seconds: float
+    memory: Mapping[str, int] | None = None
 
     def to_json(self) -> dict[str, Any]:
         return {
+            **({} if self.memory is None else {"memory": dict(self.memory)}),
             "steps": self.steps,
             "best_step": self.best_step,
             "layers": self.layers,
@@ -108,9 +111,12 @@ def fine_tune(
     Raises:
         DataError: no sample; labels that are missing or do not fit the classes.
         StageError: an operator that torch does not have here, or a loss that is no finite number.
+        UsageError: a memory budget for a network that is no chain of pieces.
+        GateFailed: a memory budget that no plan keeps to.
     """
     import torch
 
+    from edgefuse.quant.weights.budget import within_budget
     from edgefuse.quant.weights.lesson import prepare
     from edgefuse.quant.weights.simulation import simulate
     from edgefuse.quant.weights.trainable import trainable
@@ -126,6 +132,15 @@ def fine_tune(
     torch.set_num_threads(_THREADS)
     try:
         lesson = prepare(teacher, samples, count, labels, options, seed, work)
+        memory = None
+        if options.budget is not None:
+            student, plan = within_budget(student, lesson, options.budget)
+            memory = {
+                "budget_bytes": plan.budget_bytes,
+                "peak_bytes": plan.peak_bytes,
+                "plain_peak_bytes": plan.eager_peak_bytes,
+                "pieces_run_twice": len(set(plan.recomputed)),
+            }
         first = lesson.loss_now(student)
         if not math.isfinite(first):
             raise StageError(
@@ -141,7 +156,9 @@ def fine_tune(
     data = _unshared(float_file.read_bytes(), student.parameters)
     destination.write_bytes(with_constants(data, student.values()))
     seconds = time.monotonic() - begin
-    return Tuned(options.steps, best_step, student.layers, lesson.count, first, last, seconds)
+    return Tuned(
+        options.steps, best_step, student.layers, lesson.count, first, last, seconds, memory
+    )
 
 
 def _train(

@@ -103,11 +103,11 @@ class Trainable:
         """The tensors ``judged`` for samples by signature name, on the int8 file's grids."""
         network = self.simulation.network
         trained = {index: p.rounded() for index, p in self.parameters.items()}
-        given = {i: self._on_grid(i, x) for i, x in network.feeds(feed).items()}
+        given = {i: self.on_grid(i, x) for i, x in network.feeds(feed).items()}
         found = network.run(
             given,
             constants={**self.simulation.constants, **trained},
-            on_value=self._on_grid,
+            on_value=self.on_grid,
             keep=frozenset(judged),
         )
         return [found[index] for index in judged]
@@ -120,7 +120,8 @@ class Trainable:
             for index, parameter in self.parameters.items()
         }
 
-    def _on_grid(self, index: int, x: Tensor) -> Tensor:
+    def on_grid(self, index: int, x: Tensor) -> Tensor:
+        """An activation as the int8 file has it, by the float file's tensor index."""
         import torch
 
         grid = self.simulation.grids.get(index)
@@ -158,7 +159,7 @@ def _weight(simulation: Simulation, index: int, axis: int) -> Parameter:
 
     value = simulation.network.constants[index]
     unit = _positive(_broadcast(_peak(value, axis), value, axis))
-    change = torch.zeros_like(value, requires_grad=True)
+    change = torch.nn.Parameter(torch.zeros_like(value))
     twin = simulation.twins.get(index)
     if twin is None or twin.dtype != "int8":
         return Parameter(value, unit, change, axis, None)
@@ -185,7 +186,7 @@ def _bias(simulation: Simulation, index: int, output: int) -> Parameter:
     else:
         unit = _positive(value.abs().max())
     start = simulation.constants.get(index, value)
-    return Parameter(start, unit, torch.zeros_like(value, requires_grad=True), None, None)
+    return Parameter(start, unit, torch.nn.Parameter(torch.zeros_like(value)), None, None)
 
 
 def _peak(value: Tensor, axis: int | None) -> Tensor:

@@ -41,7 +41,7 @@ def test_activations_are_quantised_as_the_simulation_does(tmp_path: Path, grid: 
     x = torch.randn(50_000, generator=source) * span / 3
     x[:200] = (torch.arange(200) - 100 + 0.5) * grid.scale  # ties
     x.requires_grad_()
-    found = trainable(simulation)._on_grid(index, x)
+    found = trainable(simulation).on_grid(index, x)
     assert torch.equal(found, grid.dequantize(grid.quantize_(x.detach().clone())))
     found.sum().backward()
     steps = torch.round(x.detach() / grid.scale) + grid.zero_point
