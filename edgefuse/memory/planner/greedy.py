@@ -1,18 +1,23 @@
 """Greedy plans: one buffer after the other, each into a gap that the earlier ones leave.
 
-Eight orders, two rules (the lowest gap that is large enough; the tightest one). By falling size
-into the tightest gap is what LiteRT does, into the lowest what tflite-micro does, so that no plan
-from here is worse than theirs. Sixteen passes reach the lower bound on nearly every inference
-graph; the search stops at the first that does.
+Eight orders, three rules: the lowest gap that is large enough; the tightest one; or from the bottom
+up, whatever can lie lowest comes next. By falling size into the tightest gap is what LiteRT does,
+into the lowest what tflite-micro does, so that no plan from here is worse than theirs. These passes
+reach the lower bound on nearly every inference graph; the search stops at the first that does.
 """
 
 from __future__ import annotations
 
 import time
+from heapq import heapify, heappop, heappush
+from typing import Literal
 
 import numpy as np
 
 from edgefuse.memory.planner.sections import Ints, Sections
+
+Rule = Literal["lowest", "tightest", "stacked"]
+_RULES: tuple[Rule, ...] = ("lowest", "tightest", "stacked")
 
 
 def best_greedy(problem: Sections, enough: int, deadline: float) -> tuple[Ints, int, str]:
@@ -26,13 +31,16 @@ def best_greedy(problem: Sections, enough: int, deadline: float) -> tuple[Ints, 
     best: tuple[Ints, int, str] | None = None
     near = _neighbours(problem)
     for name, order in _orders(problem).items():
-        for tightest in (False, True):
+        for rule in _RULES:
             if best and (best[1] <= enough or (name != "size" and time.monotonic() > deadline)):
                 return best
-            offset = _place(problem, near, order, tightest=tightest)
+            if rule == "stacked":
+                offset = _stack(problem, near, order)
+            else:
+                offset = _place(problem, near, order, tightest=rule == "tightest")
             height = int((offset + problem.size).max())
             if best is None or height < best[1]:
-                best = offset, height, f"greedy by {name}, {'tightest' if tightest else 'lowest'}"
+                best = offset, height, f"greedy by {name}, {rule}"
     assert best is not None, "there is at least one order"
     return best
 
@@ -86,3 +94,23 @@ def _place(problem: Sections, near: list[list[int]], order: Ints, *, tightest: b
         offset[index] = free if best < 0 else best
         top[index] = offset[index] + size
     return np.array(offset, np.int64)
+
+
+def _stack(problem: Sections, near: list[list[int]], order: Ints) -> Ints:
+    """Bottom up: what can lie lowest comes next, of equal ones by ``order``."""
+    sizes = problem.size.tolist()
+    rank = np.argsort(order).tolist()
+    lowest, placed = [0] * len(sizes), [False] * len(sizes)
+    waiting = [(0, place, index) for index, place in enumerate(rank)]
+    heapify(waiting)
+    while waiting:
+        offset, _, index = heappop(waiting)
+        if placed[index] or offset != lowest[index]:
+            continue
+        placed[index] = True
+        top = offset + sizes[index]
+        for other in near[index]:
+            if not placed[other] and lowest[other] < top:
+                lowest[other] = top
+                heappush(waiting, (top, rank[other], other))
+    return np.array(lowest, np.int64)
