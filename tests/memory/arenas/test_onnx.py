@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 import pytest
+from cases.onnx_graph import OnnxGraph
 from graph.random_graphs import random_graph
 
 from edgefuse.graph.normalise import prepare
 from edgefuse.graph.pipeline import run_passes
 from edgefuse.graph.verify import seeded_feed
 from edgefuse.memory.arena import Arena, Live
-from edgefuse.memory.arenas.onnx import onnx_arena
+from edgefuse.memory.arenas.onnx import load_graph, onnx_arena
 from edgefuse.memory.liveness.onnx import ONNX, ONNX_IN_PLACE
 from edgefuse.memory.liveness.sharing import Sharing
 
@@ -97,3 +100,34 @@ def _moved(arena: Arena, index: int, offset: int) -> Arena:
 
 def seeded_feed_of(graph: ir.Model) -> dict[str, np.ndarray]:
     return dict(seeded_feed(ir.serde.serialize_model(graph), seed=0))
+
+
+def fire_net(path: Path) -> Path:
+    """A convolution, three fire modules as in SqueezeNet, global pooling."""
+    net = OnnxGraph()
+    x = net.add("Relu", net.conv(net.input("image", (1, 3, 32, 24)), 3, 16))
+    for _ in range(3):
+        squeezed = net.add("Relu", net.conv(x, 16, 4, 1))
+        one = net.add("Relu", net.conv(squeezed, 4, 8, 1))
+        three = net.add("Relu", net.conv(squeezed, 4, 8))
+        x = net.add("Concat", one, three, axis=1)
+    net.add("GlobalAveragePool", x, output="logits")
+    net.output("logits")
+    net.save(path)
+    onnx.save(onnx.shape_inference.infer_shapes(onnx.load(path)), path)
+    return path
+
+
+def test_a_network_s_arena_is_at_the_bound(tmp_path: Path) -> None:
+    """By hand: the picture is held; the first result and its ReLU are the peak."""
+    graph = load_graph(fire_net(tmp_path / "fire.onnx"))
+    plane = 32 * 24 * 4
+    arena = onnx_arena(graph)
+    assert arena.proven and arena.arena_bytes == arena.bound_bytes == (3 + 16 + 16) * plane
+    # In place: both halves and their join; fused the same.
+    in_place = onnx_arena(graph, ONNX_IN_PLACE)
+    assert in_place.proven and in_place.arena_bytes == (3 + 8 + 8 + 16) * plane
+    run_passes(graph)
+    fused = onnx_arena(graph)
+    assert fused.proven and fused.arena_bytes == in_place.arena_bytes
+    assert len(fused.buffers) < len(arena.buffers)
