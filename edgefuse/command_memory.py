@@ -231,24 +231,32 @@ def _try_each(
     modules: Mapping[str, str],
     console: Console,
 ) -> None:
-    """Each technique by itself on the file: what it saves and costs, or why it does not apply."""
+    """Each technique by itself on the file: what it saves and costs, or why it does not apply.
+
+    Tiles are for the memory given, else for half of today's arena or three quarters of it.
+    """
     from edgefuse.memory.files import tflite_arena
     from edgefuse.tflite.read import parse_model
 
     now = found.arenas[found.now][1].arena.arena_bytes
-    goal = memory_bytes if memory_bytes is not None and memory_bytes < now else now // 2
+    goals = [now // 2, now * 3 // 4]
+    if memory_bytes is not None and memory_bytes < now:
+        goals = [memory_bytes]
     alone = replace(wish, arena_bytes=None, tiles=None, last=None, padding="keep", order=False)
     ways = {
-        "padding, turned": replace(alone, padding="turned"),
-        "padding, wider kernels": replace(alone, padding="wider_kernels"),
-        "order": replace(alone, order=True),
-        "tiles": replace(alone, arena_bytes=max(goal, 1)),
+        "padding, turned": [replace(alone, padding="turned")],
+        "padding, wider kernels": [replace(alone, padding="wider_kernels")],
+        "order": [replace(alone, order=True)],
+        "tiles": [replace(alone, arena_bytes=max(goal, 1)) for goal in goals],
     }
     drawn: dict[str, tuple[int, FileArena]] = {}
-    for place, (name, way) in enumerate(ways.items(), 1):
+    for place, (name, wishes) in enumerate(ways.items(), 1):
         console.stage_started(name, place, len(ways), None)
         begun = time.monotonic()
-        made, row = _tried(name, data, way, now)
+        for way in wishes:
+            made, row = _tried(name, data, way, now)
+            if row["applies"]:
+                break
         console.stage_ended(name, "ran", time.monotonic() - begun, row["did"] or row["why_not"])
         found.techniques.append(row)
         if made != data and row["saved_bytes"] > 0:
