@@ -4,9 +4,9 @@ usage: python tests/benchmarks/training_memory.py [--rounds 15] [--no-compile]
 
 8 blocks of 6 channels widened to 36, pictures of 96x96, batch 8, one thread. Writes
 training_memory.md and training_memory.json beside this file: peak bytes by the deterministic meter,
-times of interleaved rounds. Ends with 1 when a peak passes its budget, the step within 25% takes
-more than 25% longer than eager, a gradient departs by more than 1e-5, or a BatchNorm statistic
-differs from the plain step's.
+times of interleaved rounds, the processor's own being what other programs hardly change. Ends with
+1 when a peak passes its budget, the step within 25% takes more than 25% longer than eager, a
+gradient departs by more than 1e-5, or a BatchNorm statistic differs from the plain step's.
 """
 
 from __future__ import annotations
@@ -73,20 +73,22 @@ def against_plain(budget: float) -> tuple[float, bool, int]:
 def table(rows: tuple[Row, ...]) -> str:
     eager = rows[0]
     lines = [
-        "| way | budget, MB | predicted, MB | peak, MB | of eager | time of eager's | ms (range) |",
-        "|---|---|---|---|---|---|---|",
+        "| way | budget, MB | predicted, MB | peak, MB | of eager | CPU time of eager's | CPU ms "
+        "| ms (range) |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
-        assert row.peak_bytes and row.time_ms and row.spread_ms, row
-        assert eager.peak_bytes and eager.time_ms
+        assert row.peak_bytes and row.time_ms and row.spread_ms and row.cpu_ms, row
+        assert eager.peak_bytes and eager.cpu_ms
         budget, predicted = (
             "" if size is None else f"{size / 1e6:.1f}"
             for size in (row.budget_bytes, row.predicted_peak_bytes)
         )
         lines.append(
             f"| {row.name} | {budget} | {predicted} | {row.peak_bytes / 1e6:.1f} "
-            f"| {100 * row.peak_bytes / eager.peak_bytes:.1f}% | {row.time_ms / eager.time_ms:.2f} "
-            f"| {row.time_ms:.0f} ({row.spread_ms[0]:.0f} to {row.spread_ms[1]:.0f}) |"
+            f"| {100 * row.peak_bytes / eager.peak_bytes:.1f}% | {row.cpu_ms / eager.cpu_ms:.2f} "
+            f"| {row.cpu_ms:.0f} | {row.time_ms:.0f} "
+            f"({row.spread_ms[0]:.0f} to {row.spread_ms[1]:.0f}) |"
         )
     return "\n".join(lines)
 
@@ -107,9 +109,9 @@ def main() -> int:
         for row in rows
         if row.budget_bytes is not None and not 0 < (row.peak_bytes or 0) <= row.budget_bytes
     ]
-    slower = (rows[-1].time_ms or 0) / (rows[0].time_ms or 1)
+    slower = (rows[-1].cpu_ms or 0) / (rows[0].cpu_ms or 1)
     if slower > MOST_SLOWER:
-        faults.append(f"{rows[-1].name}: {slower:.3f} of eager's time")
+        faults.append(f"{rows[-1].name}: {slower:.3f} of eager's CPU time")
     if worst > MOST_OFF or not statistics:
         faults.append(f"gradients off by {worst:g}, statistics the same: {statistics}")
     said = (

@@ -2,7 +2,8 @@
 
 Every row runs the same step on the same module and example. Peaks are those of :mod:`~.meter`,
 without gradients of a step before. Times are taken in rounds, one step of each row a round, so that
-what slows the machine down slows all rows down alike; given are the median and the range.
+what slows the machine down slows all rows down alike; given are the median and the range, and the
+processor's time. Gradients accumulate meanwhile, as between steps that do not clear them.
 torch.compile partitions with AOTAutograd (``aot_eager_decomp_partition``): its knob bounds the
 bytes that are saved, in shares of eager's, not the peak. Its kernels would come from Inductor,
 which is not asked: the times of these rows are the graph's, operator by operator.
@@ -14,7 +15,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from edgefuse.errors import GateFailed
@@ -39,6 +40,7 @@ class Row:
         peak_bytes: measured; None when refused.
         time_ms: median of the rounds; None without.
         spread_ms: least and most of the rounds.
+        cpu_ms: median of the processor's time, which other programs hardly change; None without.
         recomputed: blocks that run twice, with the part in brackets where it is not all.
         refused: why the row has no figures.
     """
@@ -49,6 +51,7 @@ class Row:
     peak_bytes: int | None = None
     time_ms: float | None = None
     spread_ms: tuple[float, float] | None = None
+    cpu_ms: float | None = None
     recomputed: tuple[str, ...] = ()
     refused: str = ""
 
@@ -61,6 +64,7 @@ class Row:
             "peak_bytes": self.peak_bytes,
             "time_ms": None if self.time_ms is None else round(self.time_ms, 2),
             "spread_ms": spread,
+            "cpu_ms": None if self.cpu_ms is None else round(self.cpu_ms, 2),
             "recomputed": list(self.recomputed),
             "refused": self.refused,
         }
@@ -104,23 +108,28 @@ def compare_step(
     ways += [_compiled(study, share) for share in COMPILE_BUDGETS] if compiled else []
     ways += [_planned(study, budget) for budget in budgets]
     running = [way for way in ways if not way.row.refused]
-    times: dict[str, list[float]] = {way.row.name: [] for way in running}
+    times: dict[str, list[tuple[float, float]]] = {way.row.name: [] for way in running}
     with undisturbed(module):
         for _ in range(rounds):
             for way in running:
                 with way.enter():
-                    begin = time.perf_counter()
+                    begin, used = time.perf_counter(), time.process_time()
                     way.step()
-                    times[way.row.name].append((time.perf_counter() - begin) * 1e3)
+                    used, taken = time.process_time() - used, time.perf_counter() - begin
+                    times[way.row.name].append((taken * 1e3, used * 1e3))
     return tuple(_timed(way.row, times.get(way.row.name, [])) for way in ways)
 
 
-def _timed(row: Row, times: Sequence[float]) -> Row:
-    from dataclasses import replace
-
+def _timed(row: Row, times: Sequence[tuple[float, float]]) -> Row:
     if not times:
         return row
-    return replace(row, time_ms=statistics.median(times), spread_ms=(min(times), max(times)))
+    taken, used = zip(*times)
+    return replace(
+        row,
+        time_ms=statistics.median(taken),
+        spread_ms=(min(taken), max(taken)),
+        cpu_ms=statistics.median(used),
+    )
 
 
 def _eager(study: Study) -> _Way:

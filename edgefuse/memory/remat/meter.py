@@ -11,6 +11,7 @@ a few MB a convolution), and fragmentation.
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import sys
@@ -55,10 +56,12 @@ def peak_bytes(step: Callable[[], object], device: str = "cpu") -> int:
 
     if torch.device(device).type != "cuda":
         return levels(step).peak_bytes
+    gc.collect()
     torch.cuda.synchronize(device)
     held = int(torch.cuda.memory_allocated(device))
     torch.cuda.reset_peak_memory_stats(device)
-    step()
+    with _uncollected():
+        step()
     torch.cuda.synchronize(device)
     return int(torch.cuda.max_memory_allocated(device)) - held
 
@@ -70,7 +73,7 @@ def levels(step: Callable[[], object]) -> Levels:
     profiler = torch.profiler.profile(
         activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
     )
-    with _silent(), profiler:
+    with _silent(), _uncollected(), profiler:
         step()
     events = [
         (event.start_ns(), event.name(), event.nbytes())
@@ -87,6 +90,19 @@ def levels(step: Callable[[], object]) -> Levels:
             marks.append((name.removeprefix(_MARK), held, since))
             since = held
     return Levels(peak, held, tuple(marks))
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """No garbage collection meanwhile: it comes when it likes, and would free what it finds."""
+    gc.collect()
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 @contextmanager

@@ -59,7 +59,9 @@ class Normalise:
     ) -> None:
         outer = vars(module).get("forward")
         self.module, self.noted, self.given = module, noted, given
-        self.outer: Take = outer.take if isinstance(outer, Normalise) else self._first
+        # No bound method of its own: what it notes is to be freed with the step, not by the
+        # garbage collector some day.
+        self.outer = outer if isinstance(outer, Normalise) else None
 
     def __call__(self, x: Tensor) -> Tensor:
         module = self.module
@@ -78,7 +80,7 @@ class Normalise:
             shift = torch.addcmul(self.module.bias, mean, scale, value=-1)
             y = torch.addcmul(shift.reshape(shape), x, scale.reshape(shape))
             return y, mean, invstd
-        y, mean, invstd = self.outer(x)
+        y, mean, invstd = self._first(x) if self.outer is None else self.outer.take(x)
         if self.noted is not None:
             self.noted.append((mean, invstd))
         return y, mean, invstd
