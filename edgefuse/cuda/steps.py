@@ -102,7 +102,8 @@ def _erf(x: Array) -> Array:
     for n in range(60, 0, -1):
         tail = n / 2.0 / (t + tail)
     answer[large] = 1.0 - np.exp(-t * t) / math.sqrt(math.pi) / (t + tail)
-    return (np.copysign(1.0, x) * answer.reshape(x.shape)).astype(np.float32)
+    signed: Array = (np.copysign(1.0, x) * answer.reshape(x.shape)).astype(np.float32)
+    return signed
 
 
 def _sigmoid(x: Array) -> Array:
