@@ -37,7 +37,8 @@ class Tensor:
 
     Attributes:
         index: its place in the file; the interpreter uses the same number.
-        shape: as stored; an axis that the file marks as dynamic holds its example size.
+        shape: as stored; of an axis in ``dynamic_axes`` it is an example size, with which an
+            interpreter runs the file until it is told another.
         dtype: NumPy's name, or ``string``, ``int4``, ``bfloat16``, ``resource``, ``variant``.
         nbytes: bytes of one value (0 for types without a fixed size).
         scales: one per tensor, or one a channel of ``quantized_dimension``; empty when not
@@ -55,12 +56,16 @@ class Tensor:
     zero_points: tuple[int, ...]
     quantized_dimension: int
     is_variable: bool
-    is_dynamic: bool
+    dynamic_axes: tuple[int, ...]
     buffer: int
 
     @property
     def is_float(self) -> bool:
         return self.dtype in FLOAT_DTYPES
+
+    @property
+    def is_dynamic(self) -> bool:
+        return bool(self.dynamic_axes)
 
     @property
     def real_range(self) -> tuple[float, float] | None:
@@ -350,7 +355,7 @@ def _tensor(
         zero_points=_vector(quantization, "ZeroPoint") if quantization else (),
         quantized_dimension=quantization.QuantizedDimension() if quantization else 0,
         is_variable=bool(table.IsVariable()),
-        is_dynamic=-1 in _vector(table, "ShapeSignature"),
+        dynamic_axes=tuple(k for k, n in enumerate(_vector(table, "ShapeSignature")) if n == -1),
         buffer=table.Buffer(),
     )
 

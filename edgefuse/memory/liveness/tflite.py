@@ -75,7 +75,7 @@ def _activations(model: TfliteModel) -> tuple[Tensor, ...]:
 
 
 def _check(tensor: Tensor, where: str) -> None:
-    if tensor.is_dynamic:
+    if any(tensor.dynamic_axes):  # The first, a batch, counts as stored: so it runs.
         problem, hint = "has a shape known only at run time", "convert with a fixed input shape"
     elif tensor.nbytes > _MOST_BYTES:
         problem, hint = "is larger than an address can tell", "make the input smaller"

@@ -76,7 +76,7 @@ def test_what_cannot_be_planned() -> None:
     model = _model()
     image = model.tensors[model.inputs[0]]
     for change, message in (
-        ({"is_dynamic": True}, "known only at run time"),
+        ({"dynamic_axes": (0, 2)}, "known only at run time"),
         ({"nbytes": 0, "shape": (1, 0, 5, 2)}, "has no elements"),
         ({"nbytes": 2**63}, "larger than an address"),
     ):
@@ -85,3 +85,9 @@ def test_what_cannot_be_planned() -> None:
             live_buffers(replace(model, tensors=tensors), PLAIN)
         assert "'image'" in caught.value.message and caught.value.hint
     assert peak(()) == (0, 0)
+
+
+def test_an_open_batch_counts_as_stored() -> None:
+    model = _model()
+    tensors = tuple(replace(tensor, dynamic_axes=(0,)) for tensor in model.tensors)
+    assert live_buffers(replace(model, tensors=tensors), PLAIN) == live_buffers(model, PLAIN)
