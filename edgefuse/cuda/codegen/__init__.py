@@ -1,0 +1,1 @@
+"""Triton source of every launch: generated text, one file a kernel, no GPU library needed."""
