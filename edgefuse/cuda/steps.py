@@ -122,8 +122,9 @@ def _gelu(x: Array) -> Array:
 
 
 def _gelu_tanh(x: Array) -> Array:
-    inner = np.float32(math.sqrt(2 / math.pi)) * (x + np.float32(0.044715) * x * x * x)
-    return np.float32(0.5) * x * (np.float32(1) + np.tanh(inner))
+    inner: Array = np.float32(math.sqrt(2 / math.pi)) * (x + np.float32(0.044715) * x * x * x)
+    answer: Array = np.float32(0.5) * x * (np.float32(1) + np.tanh(inner))
+    return answer
 
 
 def _round_within(x: Array, zero: np.float32, low: np.float32, high: np.float32) -> Array:

@@ -1,0 +1,1 @@
+"""Lowering: a fused graph as a :class:`edgefuse.cuda.program.Program`."""
