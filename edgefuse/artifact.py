@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-Kind = Literal["onnx", "tflite", "plan", "verdict", "bundle"]
+Kind = Literal["onnx", "tflite", "plan", "program", "verdict", "bundle"]
 Layout = Literal["NCHW", "NHWC", "other"]
 
 

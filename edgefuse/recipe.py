@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, field_validator, model_validator
 from typing_extensions import Self
 
+from edgefuse.recipe_cuda import Cuda
 from edgefuse.recipe_fusion import Contract, Fuse
 from edgefuse.recipe_memory import Memory
 from edgefuse.recipe_quantize import Goal, Quantize
@@ -401,6 +402,7 @@ class Recipe(Section):
     convert: Convert = Convert()
     quantize: Quantize = Quantize()
     memory: Memory | None = Field(None, description="null: the int8 file stays as quantised.")
+    cuda: Cuda | None = Field(None, description="Needed by targets with runtime cuda.")
     check: Check = Check()
     gates: Gates = Gates()
     package: Package = Package()

@@ -75,6 +75,11 @@ def shipped(inputs: Mapping[str, Artifact]) -> Artifact:
     return inputs.get("shrink", inputs["quantize"])
 
 
+def judged(inputs: Mapping[str, Artifact]) -> Artifact:
+    """What the gates judge: the GPU program on a target that runs it, else what is shipped."""
+    return inputs.get("lower") or shipped(inputs)
+
+
 def _always(_: Recipe) -> bool:
     return True
 

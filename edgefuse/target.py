@@ -96,6 +96,20 @@ class Accelerator(Section):
     )
 
 
+class Gpu(Section):
+    """What runs GPU programs, and for which architectures they are compiled."""
+
+    runs: Literal["interpreter", "local", "nowhere"] = Field(
+        description="interpreter: on the CPU, by Triton's interpreter and the kernels' NumPy "
+        "references; local: on this machine's NVIDIA GPU; nowhere: programs are compiled only."
+    )
+    architectures: tuple[Literal[80, 87, 89, 90, 100], ...] = Field(
+        (),
+        description="Compute capabilities, without the point, that the bundle holds compiled "
+        "kernels for.",
+    )
+
+
 class CalibratedModel(Section):
     """One int8 model, counted under emulation and timed on a board."""
 
@@ -148,9 +162,10 @@ class Target(Section):
     name: NAME = Field(description="The file's name without .yaml.")
     summary: str = Field(min_length=1, description="One line for `edgefuse targets`.")
     transport: Literal["local", "ssh", "adb"] = Field(description="How it is reached.")
-    runtime: Literal["litert", "tflite_runtime", "tflite_micro", "ethos_u", "edgetpu"] = Field(
+    runtime: Literal["litert", "tflite_runtime", "tflite_micro", "ethos_u", "edgetpu", "cuda"] = Field(
         description="What runs the model; ethos_u: the reference kernels for results, Vela for "
-        "cycles and memory; edgetpu: rules of the documentation, and the vendor's compiler."
+        "cycles and memory; edgetpu: rules of the documentation, and the vendor's compiler; cuda: "
+        "the fused graph as a GPU program, not the .tflite file."
     )
     runtime_version: str | None = Field(
         None,
@@ -176,6 +191,7 @@ class Target(Section):
     ssh: Ssh | None = Field(None, description="For transport ssh.")
     adb: Adb | None = Field(None, description="For transport adb; null: the only device.")
     accelerator: Accelerator | None = Field(None, description="For runtime ethos_u.")
+    gpu: Gpu | None = Field(None, description="For runtime cuda.")
     calibration: Calibration | None = Field(
         None,
         description="For an emulated CPU; without it no figure of it is a time. Leave it to "
@@ -221,8 +237,10 @@ class Target(Section):
             raise ValueError("calibration is for targets with an emulator")
         if (self.accelerator is None) == (self.runtime == "ethos_u"):
             raise ValueError("accelerator is for runtime ethos_u, and needed there")
-        if self.runtime in ("tflite_micro", "ethos_u", "edgetpu") and remote:
-            raise ValueError(f"runtime {self.runtime} is simulated here: transport local")
+        if (self.gpu is None) == (self.runtime == "cuda"):
+            raise ValueError("the section gpu is for runtime cuda, and needed there")
+        if self.runtime in ("tflite_micro", "ethos_u", "edgetpu", "cuda") and remote:
+            raise ValueError(f"runtime {self.runtime} is here, or simulated: transport local")
         return self
 
     @property
@@ -243,7 +261,7 @@ class Target(Section):
     @property
     def device(self) -> str:
         """The file of ``edgefuse/devices/`` that runs models as this target does."""
-        if self.runtime in ("tflite_micro", "ethos_u", "edgetpu"):
+        if self.runtime in ("tflite_micro", "ethos_u", "edgetpu", "cuda"):
             return self.runtime
         if self.emulator is not None:
             return "qemu"
