@@ -63,7 +63,7 @@ from typing import TYPE_CHECKING, Any
 from edgefuse.cuda.steps import KINDS
 
 if TYPE_CHECKING:
-    from edgefuse.cuda.program import Launch, Program
+    from edgefuse.cuda.program import Launch, Program, Tensor
 
 Shape = tuple[int, ...]
 _WINDOW = ("strides", "pads", "dilations", "pad_value")
@@ -265,3 +265,30 @@ def _broadcasts(shape: Shape, space: Any) -> bool:
     if len(shape) > len(space):
         return False
     return all(a in (1, b) for a, b in zip(reversed(shape), reversed(space)))
+
+
+def read_by_element(tensors: Mapping[str, Tensor], launch: Launch) -> list[str]:
+    """What a launch reads only for the same element of its output, by name.
+
+    The output may take such a tensor's place: each element is read before it is written.
+    """
+    output = tensors[launch.output]
+    epilogue = {name for step in launch.epilogue for name in step.operands}
+    inner = {name for step in launch.inner for name in step.operands}
+    roots = [tensors[n].alias_of or n for n in launch.inputs]
+    found = [
+        name
+        for name in launch.operands
+        if name in epilogue - inner
+        and tensors[name].shape == output.shape
+        and (tensors[name].alias_of or name) not in roots
+    ]
+    if launch.kernel == "pointwise":
+        space: Any = launch.attributes["shape"]
+        views: Any = launch.attributes["views"]
+        whole = tuple(prod(space[a + 1 :]) for a in range(len(space)))
+        for name, (offset, strides) in zip(launch.inputs, views, strict=True):
+            same = all(n == 1 or s == w for n, s, w in zip(space, strides, whole, strict=True))
+            if same and offset == 0 and roots.count(tensors[name].alias_of or name) == 1:
+                found.append(name)
+    return [n for n in found if tensors[n].dtype == output.dtype]

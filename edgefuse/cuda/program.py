@@ -338,6 +338,26 @@ def _arena_faults(program: Program) -> Iterator[StageError]:
             yield StageError(f"tensor {name!r} does not fit its buffer {buffer.name!r}")
         if offset % ARENA_ALIGNMENT:
             yield StageError(f"tensor {name!r} begins at {offset}, not at {ARENA_ALIGNMENT} bytes")
+    yield from _overlaps(program, lives)
+
+
+def _overlaps(program: Program, lives: Mapping[str, tuple[int, int]]) -> Iterator[StageError]:
+    """Tensors that are alive at once in the same bytes, but for a result over its own operand."""
+    from edgefuse.cuda.contract import read_by_element
+
+    makers = {program.root(launch.output).name: launch for launch in program.launches}
+    ordered = sorted(lives, key=lambda name: lives[name])
+    for place, late in enumerate(ordered):
+        b = program.by_name[late]
+        for early in ordered[:place]:
+            a = program.by_name[early]
+            apart = a.offset + a.nbytes <= b.offset or b.offset + b.nbytes <= a.offset
+            if apart or lives[early][1] < lives[late][0] or late not in makers:
+                continue
+            over = {program.root(n).name for n in read_by_element(program.by_name, makers[late])}
+            same = a.offset == b.offset and a.nbytes == b.nbytes
+            if not (same and lives[early][1] == lives[late][0] and early in over):
+                yield StageError(f"tensors {early!r} and {late!r} share bytes while both live")
 
 
 def _tensor_row(tensor: Tensor) -> dict[str, Any]:

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from math import prod
-from typing import Any
 
+from edgefuse.cuda.contract import read_by_element
 from edgefuse.cuda.program import ARENA_ALIGNMENT, Launch, Tensor
 from edgefuse.memory.arena import Arena, Live, aligned
 from edgefuse.memory.planner.plan import plan
@@ -42,7 +41,7 @@ def planned(
     owner = {name: name for name in first}
     for step, launch in enumerate(launches):
         output = root(launch.output)
-        for operand in map(root, elementwise(launch, tensors)):
+        for operand in map(root, read_by_element(tensors, launch)):
             place = owner.get(operand.name)
             if (
                 place is not None
@@ -82,27 +81,3 @@ def planned(
         for name, tensor in tensors.items()
     }
     return arena, placed
-
-
-def elementwise(launch: Launch, tensors: Mapping[str, Tensor]) -> list[str]:
-    """What a launch reads only for the same element of its output, by name."""
-    output = tensors[launch.output]
-    epilogue = {name for step in launch.epilogue for name in step.operands}
-    inner = {name for step in launch.inner for name in step.operands}
-    roots = [tensors[n].alias_of or n for n in launch.inputs]
-    found = [
-        name
-        for name in launch.operands
-        if name in epilogue - inner
-        and tensors[name].shape == output.shape
-        and (tensors[name].alias_of or name) not in roots
-    ]
-    if launch.kernel == "pointwise":
-        space: Any = launch.attributes["shape"]
-        views: Any = launch.attributes["views"]
-        whole = tuple(prod(space[a + 1 :]) for a in range(len(space)))
-        for name, (offset, strides) in zip(launch.inputs, views, strict=True):
-            same = all(n == 1 or s == w for n, s, w in zip(space, strides, whole, strict=True))
-            if same and offset == 0 and roots.count(tensors[name].alias_of or name) == 1:
-                found.append(name)
-    return [n for n in found if tensors[n].dtype == output.dtype]

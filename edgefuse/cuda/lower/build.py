@@ -211,10 +211,21 @@ class Build:
             Launch(**{**vars(launch), "bytes_read": read, "bytes_written": written})
         )
 
-    def output(self, node_output: ir.Value, order: Sequence[int], module: str) -> str:
+    def output(
+        self,
+        node_output: ir.Value,
+        order: Sequence[int],
+        module: str,
+        quantization: Quantization | None = None,
+    ) -> str:
         """The tensor of a value that a launch makes, its axes in this order; its view is known."""
         shape = extents(node_output)
-        name = self.tensor(str(node_output.name), [shape[a] for a in order], module=module)
+        name = self.tensor(
+            str(node_output.name),
+            [shape[a] for a in order],
+            module=module,
+            quantization=quantization,
+        )
         self.views[node_output] = contiguous(name, shape, order)
         return name
 

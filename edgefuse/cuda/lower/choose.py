@@ -1,10 +1,10 @@
 """Which fused groups become one launch at a bucket's shapes, of those that a kernel can compute.
 
-The choice is :mod:`edgefuse.graph.dynamic`'s: launches, bytes over bandwidth, FLOPs over peak, on the
-balance of the target, in the element size of the precision. Refused is what raises the peak of live
-bytes, and what no kernel computes: kernels there are for a depthwise convolution in front of a 1x1
-convolution, and for pointwise operators on the way to a product's operand, behind any kernel, and among
-themselves.
+The choice is :mod:`edgefuse.graph.dynamic`'s: launches, bytes over bandwidth, FLOPs over peak, on
+the balance of the target, in the element size of the precision. Refused is what raises the peak of
+live bytes, and what no kernel computes. Kernels there are for a depthwise convolution before a 1x1
+convolution, and for pointwise operators on the way to a product's operand, behind any kernel, and
+among themselves.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def refuse_absent(model: ir.Model) -> Callable[[Kernels], str]:
 
 
 def every_depthwise(model: ir.Model) -> Kernels:
-    """Every depthwise convolution with the 1x1 convolution that alone reads it; whatever it costs."""
+    """Every depthwise convolution with the 1x1 convolution that alone reads it, at any cost."""
     groups = [group(name, nodes) for name, nodes in kernels_of(model).items()]
     owner = {node: g for g in groups for node in g.nodes}
     merged: dict[str, str] = {}

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from edgefuse.artifact import Quantization
 from edgefuse.cuda.lower.build import NHWC, Build, refuse
 from edgefuse.cuda.lower.pointwise import Chain, finished, operand_name
 from edgefuse.cuda.lower.product import window
@@ -47,6 +48,18 @@ def _operand(build: Build, node: ir.Node) -> View:
 
 
 def lower_pool(build: Build, core: ir.Node, after: Sequence[ir.Node]) -> None:
+    steps = _steps(build, core, after, NHWC)
+    pool(build, core, after, steps)
+
+
+def pool(
+    build: Build,
+    core: ir.Node,
+    after: Sequence[ir.Node],
+    steps: Sequence[Step],
+    q: Quantization | None = None,
+) -> None:
+    """A pool, its steps given; ``q``: of its result, in int8 programs."""
     view = _operand(build, core)
     if len(view.shape) != 4:
         refuse(core, f"it pools over {len(view.shape) - 2} axes", hint="use 2-D pools")
@@ -54,9 +67,10 @@ def lower_pool(build: Build, core: ir.Node, after: Sequence[ir.Node]) -> None:
     if settings.pop("dilations") != (1, 1) or attribute(core, "ceil_mode", 0):
         refuse(core, "it has dilations or rounds up", hint="pad, and round down")
     x = build.stored(view, NHWC, [core])
-    steps = _steps(build, core, after, NHWC)
     last = _last(core, after)
-    output = build.output(last.outputs[0], NHWC, module_path(last))
+    output = build.output(last.outputs[0], NHWC, module_path(last), q)
+    if q is not None:
+        settings["pad_value"] = q.zero_point
     build.launch(
         "pool", (x,), (), output, epilogue=steps, nodes=[core, *after],
         kind="max" if core.op_type == "MaxPool" else "average",
@@ -72,7 +86,31 @@ _REDUCTIONS: Mapping[str, str] = {
 }  # fmt: skip
 
 
+def reduction(node: ir.Node) -> str:
+    """What a reduction computes; empty for other operators."""
+    return _REDUCTIONS.get(node.op_type, "")
+
+
 def lower_reduce(build: Build, core: ir.Node, after: Sequence[ir.Node]) -> None:
+    x, sizes, order = _reduced(build, core)
+    steps = _steps(build, core, after, order)
+    last = _last(core, after)
+    output = build.output(last.outputs[0], order, module_path(last))
+    build.launch(
+        "reduce", (x,), (), output, epilogue=steps, nodes=[core, *after],
+        kind=reduction(core), sizes=sizes,
+    )  # fmt: skip
+
+
+def int8_mean(build: Build, core: ir.Node, steps: Sequence[Step], q: Quantization) -> None:
+    """A mean in an int8 program, its steps given."""
+    x, sizes, order = _reduced(build, core)
+    output = build.output(core.outputs[0], order, module_path(core), q)
+    build.launch("reduce", (x,), (), output, epilogue=steps, nodes=[core], kind="mean", sizes=sizes)
+
+
+def _reduced(build: Build, core: ir.Node) -> tuple[str, tuple[int, int, int], list[int]]:
+    """The tensor that is reduced, as [outer, axis, inner], and the result's axes in memory."""
     view = _operand(build, core)
     rank = len(view.shape)
     keeps = True
@@ -83,29 +121,23 @@ def lower_reduce(build: Build, core: ir.Node, after: Sequence[ir.Node]) -> None:
         listed = attribute(core, "axes", ()) if given is None else given.reshape(-1).tolist()
         axes = sorted(int(a) % rank for a in listed) or list(range(rank))
         keeps = bool(attribute(core, "keepdims", 1))
-    order = list(view.memory_order())
-    real = [a for a in order if view.shape[a] != 1]
-    along = [place for place, a in enumerate(real) if a in axes]
-    if along and along != list(range(along[0], along[-1] + 1)):
-        rest = [a for a in order if a not in axes]
-        order = rest + axes
+
+    def along(order: Sequence[int]) -> list[int]:
         real = [a for a in order if view.shape[a] != 1]
-        along = [place for place, a in enumerate(real) if a in axes]
+        return [place for place, a in enumerate(real) if a in axes]
+
+    order = list(view.memory_order())
+    found = along(order)
+    if found and found != list(range(found[0], found[-1] + 1)):
+        order = [a for a in order if a not in axes] + axes
+        found = along(order)
     x = build.stored(view, order, [core])
-    sizes = [view.shape[a] for a in real]
-    first, end = (along[0], along[-1] + 1) if along else (0, 0)
-    last = _last(core, after)
-    result = last.outputs[0]
+    sizes = [view.shape[a] for a in order if view.shape[a] != 1]
+    first, end = (found[0], found[-1] + 1) if found else (0, 0)
     kept = [a for a in order if keeps or a not in axes]
-    names = {a: place for place, a in enumerate(a for a in range(rank) if keeps or a not in axes)}
-    out_order = [names[a] for a in kept]
-    steps = _steps(build, core, after, out_order)
-    output = build.output(result, out_order, module_path(last))
-    build.launch(
-        "reduce", (x,), (), output, epilogue=steps, nodes=[core, *after],
-        kind=_REDUCTIONS[core.op_type],
-        sizes=(prod(sizes[:first]), prod(sizes[first:end]), prod(sizes[end:])),
-    )  # fmt: skip
+    names = {a: place for place, a in enumerate(sorted(kept))}
+    three = (prod(sizes[:first]), prod(sizes[first:end]), prod(sizes[end:]))
+    return x, three, [names[a] for a in kept]
 
 
 def lower_norm(build: Build, core: ir.Node, after: Sequence[ir.Node]) -> None:

@@ -10,10 +10,11 @@ ConvNeXt, ViT and their like. Anything else is refused by name, with its torch m
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from edgefuse.artifact import Quantization
 from edgefuse.cuda.lower.arena import planned
 from edgefuse.cuda.lower.attention import is_attention, lower_attention
 from edgefuse.cuda.lower.build import Build, refuse
@@ -58,18 +59,37 @@ def lower(
         StageError: an operator without a kernel, a tensor that 32 bits do not reach, or what the
             planner refuses.
     """
+    return assembled(
+        Build(precision), model, _lower_kernel, name=name, kernels=kernels, bucket=bucket
+    )
+
+
+def assembled(
+    build: Build,
+    model: ir.Model,
+    lower_kernel: Callable[[Build, Sequence[ir.Node]], None],
+    *,
+    name: str,
+    kernels: Sequence[Sequence[str]] | None,
+    bucket: str,
+    quantization: Mapping[str, Quantization] | None = None,
+) -> tuple[Program, Weights]:
+    """As :func:`lower`, each kernel made by ``lower_kernel`` from its operators.
+
+    Args:
+        quantization: of each input, in int8 programs.
+    """
     if load_time(model):
         fold_load_time(model)
-    build = Build(precision)
     for value in model.graph.inputs:
         if value.const_value is None:
             shape = extents(value)
             if value.dtype is None or value.dtype.name not in _FLOATS:
                 raise StageError(f"input {value.name!r} holds no real numbers: no kernel reads it")
-            build.views[value] = contiguous(
-                build.tensor(str(value.name), shape, role="input"), shape
-            )
-    floor = _lower_kernels(build, model, kernels)
+            held = (quantization or {}).get(str(value.name))
+            made = build.tensor(str(value.name), shape, role="input", quantization=held)
+            build.views[value] = contiguous(made, shape)
+    floor = _lower_kernels(build, model, kernels, lower_kernel)
     for value in model.graph.outputs:
         _hand_out(build, value)
     arena, tensors = planned(build.tensors, build.launches)
@@ -77,7 +97,7 @@ def lower(
     program = Program(
         name=name,
         bucket=bucket,
-        precision=precision,
+        precision=build.precision,
         tensors=tuple(tensors.values()),
         launches=tuple(build.launches),
         arena=arena,
@@ -88,7 +108,12 @@ def lower(
     return program.checked(), weights
 
 
-def _lower_kernels(build: Build, model: ir.Model, kernels: Sequence[Sequence[str]] | None) -> int:
+def _lower_kernels(
+    build: Build,
+    model: ir.Model,
+    kernels: Sequence[Sequence[str]] | None,
+    lower_kernel: Callable[[Build, Sequence[ir.Node]], None],
+) -> int:
     """Every launch; returns the least bytes that these kernels have to move."""
     counted = kernels_of(model)
     groups = {name: list(nodes) for name, nodes in counted.items()}
@@ -119,7 +144,7 @@ def _lower_kernels(build: Build, model: ir.Model, kernels: Sequence[Sequence[str
             nodes = sorted((n for g in build.groups for n in groups[g]), key=place.__getitem__)
             silent = [n for g in build.groups[:-1] for n in counted[g]]
             before = len(build.launches)
-            _lower_kernel(build, nodes)
+            lower_kernel(build, nodes)
             if len(build.launches) > before:
                 floor += kernel_cost(nodes, float_bytes=bytes_each, inner=silent).bytes_moved
         elif node not in inside:

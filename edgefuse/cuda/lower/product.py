@@ -7,7 +7,7 @@ says so, operators on the way to its operand: pointwise ones, or a depthwise con
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -58,7 +58,7 @@ def lower_product(build: Build, core: ir.Node, nodes: Sequence[ir.Node]) -> None
         source = _given(wide)
     elif before:
         source, inner = _prologue(build, core, operand, before)
-    x, layout = _input(build, source, wide or core, name, [*before, core])
+    x, layout = _input(build, source, wide or core, name)
     if name == "conv":
         attributes = {**attributes, "layout": layout}
     chain = _chain(build, core, order)
@@ -170,13 +170,12 @@ def _kernel(build: Build, core: ir.Node) -> tuple[str, tuple[str, ...], dict[str
     array = constant(value)
     if array is None or value is None:
         refuse(core, "its second operand is computed at run time, and it is no attention")
-    turned, name = _weight(core, array)
+    turned, name = kernel_weight(core, array)
     attributes: dict[str, Attribute] = {} if name in ("conv1x1", "gemm") else window(core)
-    label = str(value.name) if name != "depthwise" else f"{value.name}"
-    return name, (build.weight(label, turned, build.dtype),), attributes
+    return name, (build.weight(str(value.name), turned, build.dtype),), attributes
 
 
-def _weight(core: ir.Node, array: Array) -> tuple[Array, str]:
+def kernel_weight(core: ir.Node, array: Array) -> tuple[Array, str]:
     """The weight as its kernel takes it, and the kernel."""
     if core.op_type == "Conv":
         if is_1x1(core):
@@ -198,11 +197,13 @@ def _weight(core: ir.Node, array: Array) -> tuple[Array, str]:
     return array, "gemm"
 
 
-def _input(
-    build: Build, value: ir.Value, reader: ir.Node, kernel: str, nodes: Sequence[ir.Node]
-) -> tuple[str, str]:
-    """The tensor that a product reads, and its layout."""
-    view: Any = build.view(value)
+def given_input(build: Build, reader: ir.Node, kernel: str) -> tuple[str, str]:
+    """The tensor that a product's first operand lies in, and its layout."""
+    return _input(build, _given(reader), reader, kernel)
+
+
+def _input(build: Build, value: ir.Value, reader: ir.Node, kernel: str) -> tuple[str, str]:
+    view = build.view(value)
     if reader.op_type != "Conv":
         return build.stored(view, range(len(view.shape)), [reader]), "NHWC"
     if kernel == "conv" and not build.is_whole(view, NHWC) and build.is_whole(view, range(4)):
