@@ -18,7 +18,7 @@ biases and float32 multipliers. ``real = scale * (stored - zero_point)`` for a q
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
@@ -208,6 +208,8 @@ class Program:
         Raises:
             StageError: a fault, with the launch or tensor; a program that lowering made has none.
         """
+        from edgefuse.cuda.faults import faults
+
         for fault in faults(self):
             raise fault
         return self
@@ -247,37 +249,6 @@ def from_text(text: str, where: str = "program") -> Program:
     return program.checked()
 
 
-def faults(program: Program) -> Iterator[StageError]:
-    """Everything that is wrong with a program, in order; each as the error that names it."""
-    from edgefuse.cuda.contract import breaches
-
-    if len(program.by_name) != len(program.tensors):
-        yield StageError(f"two tensors of program {program.name!r} share a name")
-    for tensor in program.tensors:
-        yield from _tensor_faults(program, tensor)
-    yield from _arena_faults(program)
-    written = {t.name for t in program.tensors if t.role in ("input", "weight")}
-    for launch in program.launches:
-        unknown = [n for n in (*launch.reads, launch.output) if n not in program.by_name]
-        if unknown:
-            yield StageError(f"tensor {unknown[0]!r} does not exist", where=launch.place)
-            continue
-        for name in launch.reads:
-            if program.root(name).name not in written:
-                yield StageError(
-                    f"tensor {name!r} is read before it is written", where=launch.place
-                )
-        output = program.root(launch.output)
-        if output.name in written:
-            yield StageError(f"tensor {output.name!r} is written twice", where=launch.place)
-        written.add(output.name)
-        for text in breaches(program, launch):
-            yield StageError(text, where=launch.place)
-    for tensor in program.outputs:
-        if program.root(tensor.name).name not in written:
-            yield StageError(f"output {tensor.name!r} is never written")
-
-
 def indexable(name: str, shape: tuple[int, ...], where: str = "") -> None:
     """Refuse a tensor that 32-bit indices do not reach.
 
@@ -291,73 +262,6 @@ def indexable(name: str, shape: tuple[int, ...], where: str = "") -> None:
             hint="make the batch or the picture smaller",
             where=where,
         )
-
-
-def _tensor_faults(program: Program, tensor: Tensor) -> Iterator[StageError]:
-    try:
-        indexable(tensor.name, tensor.shape)
-    except StageError as error:
-        yield error
-    if any(extent < 1 for extent in tensor.shape):
-        yield StageError(f"tensor {tensor.name!r} {list(tensor.shape)} has no elements")
-    if not tensor.alias_of:
-        if tensor.role == "weight" and tensor.offset + tensor.nbytes > program.weights_bytes:
-            yield StageError(f"weight {tensor.name!r} reaches beyond the end of the weights")
-        return
-    whole = program.by_name.get(tensor.alias_of)
-    same = whole is not None and (whole.elements, whole.dtype) == (tensor.elements, tensor.dtype)
-    if whole is None or whole.alias_of or not same or whole.offset != tensor.offset:
-        yield StageError(f"tensor {tensor.name!r} is no alias of {tensor.alias_of!r}")
-
-
-def _arena_faults(program: Program) -> Iterator[StageError]:
-    """The plan against the launches: lifetimes are worked out again, from the launches alone."""
-    placed = {
-        name: (offset, buffer)
-        for buffer, offset in zip(program.arena.buffers, program.arena.offsets, strict=True)
-        for name in (buffer.tensors or (buffer.name,))
-    }
-    lives: dict[str, tuple[int, int]] = {t.name: (0, 0) for t in program.inputs}
-    end = max(len(program.launches) - 1, 0)
-    for step, launch in enumerate(program.launches):
-        for name in (*launch.reads, launch.output):
-            root = program.root(name) if name in program.by_name else None
-            if root is not None and root.role != "weight":
-                lives[root.name] = (lives.get(root.name, (step, step))[0], step)
-    for tensor in program.outputs:
-        root = program.root(tensor.name)
-        lives[root.name] = (lives.get(root.name, (end, end))[0], end)
-    for name, (first, last) in lives.items():
-        tensor = program.by_name[name]
-        if name not in placed:
-            yield StageError(f"tensor {name!r} has no place in the arena")
-            continue
-        offset, buffer = placed[name]
-        within = buffer.first <= first and last <= buffer.last
-        if offset != tensor.offset or tensor.nbytes > buffer.size_bytes or not within:
-            yield StageError(f"tensor {name!r} does not fit its buffer {buffer.name!r}")
-        if offset % ARENA_ALIGNMENT:
-            yield StageError(f"tensor {name!r} begins at {offset}, not at {ARENA_ALIGNMENT} bytes")
-    yield from _overlaps(program, lives)
-
-
-def _overlaps(program: Program, lives: Mapping[str, tuple[int, int]]) -> Iterator[StageError]:
-    """Tensors that are alive at once in the same bytes, but for a result over its own operand."""
-    from edgefuse.cuda.contract import read_by_element
-
-    makers = {program.root(launch.output).name: launch for launch in program.launches}
-    ordered = sorted(lives, key=lambda name: lives[name])
-    for place, late in enumerate(ordered):
-        b = program.by_name[late]
-        for early in ordered[:place]:
-            a = program.by_name[early]
-            apart = a.offset + a.nbytes <= b.offset or b.offset + b.nbytes <= a.offset
-            if apart or lives[early][1] < lives[late][0] or late not in makers:
-                continue
-            over = {program.root(n).name for n in read_by_element(program.by_name, makers[late])}
-            same = a.offset == b.offset and a.nbytes == b.nbytes
-            if not (same and lives[early][1] == lives[late][0] and early in over):
-                yield StageError(f"tensors {early!r} and {late!r} share bytes while both live")
 
 
 def _tensor_row(tensor: Tensor) -> dict[str, Any]:
