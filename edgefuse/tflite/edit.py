@@ -95,6 +95,8 @@ class Edit:
                 f"damaged .tflite file ({len(data)} bytes): {error}", hint=DAMAGED
             ) from error
         self.graph: Any = self.model.subgraphs[0]
+        for code in self.model.operatorCodes or ():  # Of older writers, only the second is set.
+            code.builtinCode = max(code.builtinCode, code.deprecatedBuiltinCode)
         self._size = len(data)
         self._types = {v: k.lower() for k, v in vars(schema.TensorType).items() if _is_value(k)}
         self._codes = {v: k for k, v in vars(schema.BuiltinOperator).items() if _is_value(k)}

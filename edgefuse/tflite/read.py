@@ -16,6 +16,7 @@ import struct
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -327,7 +328,7 @@ def _tensor(
 ) -> Tensor:
     dtype = types[table.Type()]
     shape = tuple(_vector(table, "Shape"))
-    count = int(np.prod(shape, dtype=np.int64))
+    count = prod(shape)
     bits = _BITS.get(dtype)
     if bits is None:
         bits = 0 if dtype in ("string", "resource", "variant") else np.dtype(dtype).itemsize * 8

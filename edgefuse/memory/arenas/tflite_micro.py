@@ -77,7 +77,7 @@ def _scratch_bytes(model: TfliteModel, step: int) -> list[int]:
     result = model.tensors[operator.outputs[0]]
     elements = prod(result.shape)
     if operator.code == "TRANSPOSE_CONV":
-        return [elements * {"int8": 4, "int16": 8}[source.dtype]] if not source.is_float else []
+        return [elements * (8 if source.dtype == "int16" else 4)] if not source.is_float else []
     if operator.code in ("MEAN", "SUM"):
         return [] if source.is_float else [elements * 4]
     axes = model.tensors[operator.inputs[1]]

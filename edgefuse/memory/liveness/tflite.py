@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from edgefuse.errors import StageError
 from edgefuse.memory.arena import Live, aligned, unique_names
+from edgefuse.memory.liveness.operators import check_operators
 from edgefuse.memory.liveness.sharing import Sharing
 
 if TYPE_CHECKING:
@@ -41,8 +42,9 @@ def live_buffers(model: TfliteModel, sharing: Sharing) -> tuple[Live, ...]:
 
     Raises:
         StageError: a shape that is known only at run time, no elements, or more bytes than an
-            address can tell.
+            address can tell; an operator that no runtime runs.
     """
+    check_operators(model)
     held = {tensor.index: tensor for tensor in _activations(model)}
     for tensor in held.values():
         _check(tensor, model.where)

@@ -31,6 +31,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from edgefuse.memory.shrink.multiply_adds import multiply_adds
+from edgefuse.memory.shrink.opened import opened
 from edgefuse.memory.shrink.turn import turn
 from edgefuse.memory.shrink.windowed import absorbable_pads, axes, fitted, pads_of, place
 
@@ -74,13 +75,11 @@ def absorb_padding(
 
     Raises:
         SourceError: the file is damaged.
-        StageError: it has several subgraphs.
+        StageError: it has several subgraphs, or an operator that no runtime runs.
     """
-    from edgefuse.tflite.edit import Edit
     from edgefuse.tflite.read import parse_model
 
-    model = parse_model(data)
-    edit = Edit(data)
+    model, edit = opened(data)
     pads, left = absorbable_pads(edit)
     inputs: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
@@ -124,7 +123,7 @@ def _widen(edit: Edit, pad: Any) -> str:
     pads = pads_of(edit, pad)
     assert not isinstance(pads, str)
     source, result = int(pad.inputs[0]), int(pad.outputs[0])
-    readers = [o for o in edit.graph.operators if int(o.inputs[0]) == result]
+    readers = [o for o in edit.graph.operators if result in {int(i) for i in o.inputs}]
     fits = []
     for operator in readers:
         fit = fitted(edit, operator, axes(edit, operator, source, pads))

@@ -19,8 +19,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from edgefuse.errors import StageError
 from edgefuse.memory.arena import aligned
+from edgefuse.memory.liveness.operators import check_operators
 from edgefuse.memory.liveness.tflite import RESHAPES
 from edgefuse.memory.shrink.judge import Runtime, judged, sharing_of
 
@@ -77,6 +77,7 @@ def order(data: bytes, runtime: Runtime = "tflite_micro") -> tuple[bytes, Ordere
 
 def best_order(model: TfliteModel, runtime: Runtime) -> tuple[int, ...]:
     """Places of operators in the order found; that of the file where none has a lower peak."""
+    check_operators(model)
     graph = _graph(model, runtime)
     limit = max(_peak(graph, range(len(graph.before))), 0)
     floor = max(
@@ -122,13 +123,6 @@ def _graph(model: TfliteModel, runtime: Runtime) -> _Graph:
         for index in operator.inputs:
             if index in maker:
                 needed |= 1 << maker[index]
-            elif index in held and index not in model.inputs:
-                raise StageError(
-                    f"{operator.label} reads {model.tensors[index].name!r}, which nothing before "
-                    "it makes",
-                    hint="a .tflite file lists its operators in the order they run: convert again",
-                    where=model.where,
-                )
         touched = [*operator.inputs, *operator.outputs]
         if operator.code in _STATEFUL or any(
             i >= 0 and model.tensors[i].is_variable for i in touched

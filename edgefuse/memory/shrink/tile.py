@@ -30,6 +30,7 @@ from edgefuse.memory.arena import Live, peak
 from edgefuse.memory.liveness.tflite import live_buffers
 from edgefuse.memory.shrink.judge import Runtime, alive_at_once, judged, sharing_of
 from edgefuse.memory.shrink.multiply_adds import multiply_adds, of_operator
+from edgefuse.memory.shrink.opened import opened
 from edgefuse.memory.shrink.tile_draft import as_model, draft
 from edgefuse.memory.shrink.tile_segment import Segment, made_along, segments
 from edgefuse.memory.shrink.tile_write import write
@@ -99,7 +100,6 @@ def tile(
         UsageError: neither a goal nor both ``grid`` and ``last``.
         GateFailed: nothing keeps to the goal; the message names the least arena and its tensors.
     """
-    from edgefuse.tflite.edit import Edit
     from edgefuse.tflite.read import parse_model
 
     if arena_bytes is None and (grid is None or last is None):
@@ -107,7 +107,7 @@ def tile(
             "a tiling needs a goal in bytes, or a grid and the last operator",
             hint="give arena_bytes, or grid and last",
         )
-    model, edit = parse_model(data), Edit(data)
+    model, edit = opened(data)
     found = [s for s in segments(edit) if last is None or s.end == last + 1]
     if not found:
         raise StageError(

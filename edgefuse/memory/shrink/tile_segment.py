@@ -96,8 +96,19 @@ def segments(edit: Edit) -> tuple[Segment, ...]:
         if _crossing(edit, known - {source}, place) == {step.output} and not _waiting(
             edit, padded, place
         ):
-            found.append(Segment(begin, place + 1, source, step.output, tuple(steps)))
+            led = _leading(steps, step.output)
+            found.append(Segment(begin, place + 1, source, step.output, led))
     return tuple(found)
+
+
+def _leading(steps: list[Step], result: int) -> tuple[Step, ...]:
+    """The steps that the result is made of; what nobody reads is not made in tiles."""
+    wanted, kept = {result}, []
+    for step in reversed(steps):
+        if step.output in wanted:
+            kept.append(step)
+            wanted.update(step.inputs)
+    return tuple(reversed(kept))
 
 
 def _crossing(edit: Edit, made: set[int], place: int) -> set[int]:

@@ -111,6 +111,8 @@ def _turned_fits(edit: Edit, pad: Any) -> str:
 def _turn_operator(edit: Edit, operator: Any, turned: set[int], inner: dict[int, Any]) -> str:
     """Turn one operator that reads something turned; why it cannot be, else nothing."""
     code, source = edit.code(operator), int(operator.inputs[0])
+    if len(operator.outputs) != 1:
+        return f"it has {len(operator.outputs)} outputs"
     others = [int(i) for i in operator.inputs[1:] if i >= 0]
     result = int(operator.outputs[0])
     if is_windowed(edit, operator):
