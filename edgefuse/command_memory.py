@@ -78,7 +78,7 @@ def memory(
         ``least_by``), ``warnings``, ``error``.
 
     Raises:
-        UsageError: neither a recipe nor a model.
+        UsageError: neither a recipe nor a model, or no place for a picture.
         EdgefuseError: of a stage that cannot do its work, or memory that cannot be planned.
     """
     gc.enable()
@@ -93,6 +93,8 @@ def memory(
     is_recipe = suffix in (".yaml", ".yml")
     if settings and not is_recipe:
         raise UsageError("--set needs a recipe, not a model")
+    if svg is not None:
+        _check_place(svg)
     job = make_job(source, settings, target) if is_recipe else None
     board = job.target if job else load_target(target, [Path.cwd()]) if target else None
     picture = svg if svg is not None else _default_folder(source, job) / PICTURE
@@ -124,6 +126,14 @@ def memory(
         "error": None if error is None else error.message,
     }
     return document, picture, error
+
+
+def _check_place(svg: Path) -> None:
+    """Refuse to write the picture over a model, a device or a folder."""
+    if svg.suffix.lower() != ".svg":
+        raise UsageError(f"--svg {svg} is no name of an SVG picture", hint="let it end in .svg")
+    if svg.exists() and not svg.is_file():
+        raise UsageError(f"--svg {svg} is there, and no file", hint="give another place")
 
 
 def _default_folder(source: Path, job: Job | None) -> Path:

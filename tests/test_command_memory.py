@@ -229,10 +229,14 @@ def test_a_budget_below_the_bound_is_refused(monkeypatch: pytest.MonkeyPatch) ->
         (("mobile.tflite", "--training"), 2, "has no torch model to train"),
         (("mobile.tflite", "--budget", "40%"), 2, "--budget is of a training step"),
         (("tiny.yaml", "--training", "--memory", "1MiB"), 2, "--training knows no --memory"),
+        (("mobile.tflite", "--svg", "mobile.tflite"), 2, "is no name of an SVG picture"),
+        (("mobile.tflite", "--svg", "/dev/full"), 2, "is no name of an SVG picture"),
+        (("mobile.tflite", "--svg", "folder.svg"), 2, "is there, and no file"),
         (("tiny.yaml", "--training", "--budget", "140%"), 2, "no share of the eager peak"),
     ],
 )
 def test_bad_words_get_one_message(words: tuple[str, ...], code: int, said: str) -> None:
+    Path("folder.svg").mkdir(exist_ok=True)
     ended = edgefuse("memory", *words)
     assert (ended.code, len(ended.messages)) == (code, 1), ended.err
     assert said in ended.err

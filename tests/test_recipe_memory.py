@@ -141,6 +141,19 @@ class TestTurned:
         assert ended.report["exit_code"] == 2 and "would come out turned" in ended.error
 
 
+def test_auto_takes_another_form_than_one_that_turns_an_output(ran: Ran) -> None:
+    asked = {"reverse_input": False, "arena_bytes": 9000, "max_extra_multiply_adds": 1}
+    ended = ran({**asked, "judged_by": "tflite_micro"}, picture=True)
+    assert ended.report["verdict"] == "pass", ended.error
+    refused = [s["why_not"] for s in evidence(ended)["steps"] if not s["kept"]]
+    assert any("would come out turned" in reason for reason in refused)
+
+
+def test_tiles_without_an_end_name_their_place_in_the_recipe(ran: Ran) -> None:
+    ended = ran({"tiles": {"rows": 2, "columns": 2}})
+    assert ended.report["exit_code"] == 2 and "memory.tiles" in ended.error
+
+
 def test_a_target_without_reverse_gets_another_form(ran: Ran, tmp_path: Path) -> None:
     listed = ["CONV_2D", "DEPTHWISE_CONV_2D", "MEAN", "ADD", "PAD", "QUANTIZE", "DEQUANTIZE"]
     target = {

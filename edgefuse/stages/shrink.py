@@ -45,7 +45,15 @@ def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Pro
 
     given = inputs["quantize"]
     context.progress(0, 2, "choosing")
-    data, done = shrink(given.path.read_bytes(), wish_of(recipe, context.target))
+    wish = wish_of(recipe, context.target)
+    if wish.tiles is not None and wish.last is None and wish.arena_bytes is None:
+        raise RecipeError(
+            "tiles without the last operator and without a goal",
+            where="memory.tiles",
+            hint="give memory.tiles.last or memory.arena_bytes, or a target with "
+            "limits.arena_bytes",
+        )
+    data, done = shrink(given.path.read_bytes(), wish)
     if done.turned_outputs:
         raise RecipeError(
             f"output {done.turned_outputs[0]!r} is a picture: without REVERSE_V2 it would come out "

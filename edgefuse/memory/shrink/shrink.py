@@ -4,8 +4,9 @@ Problem: padding can be absorbed, operators ordered otherwise, the first of them
 price, and what pays depends on the target and on the goal.
 
 Without a goal: what costs no arithmetic worth speaking of is kept where it lowers the arena, or,
-with the arena unchanged, the bytes moved. With a goal: of all combinations that keep to it the one
-with the fewest multiply-adds, then the fewest operators; tiles only where nothing else reaches it.
+with the arena unchanged, the bytes moved. With a goal: of all combinations that keep to it one that
+takes no more time on the target's kernels, if there is one, then the one with the fewest
+multiply-adds, then the fewest operators; tiles only where nothing else reaches it.
 
 Every step is exact: in int8 the outputs are the same bit by bit.
 """
@@ -177,6 +178,8 @@ def _padded(given: _Held, wish: Wish) -> tuple[list[_Held], list[Step]]:
             why_not = f"the target has no {', '.join(missing)}"
         elif _extra(after, given) > wish.max_extra_multiply_adds:
             why_not = f"it costs {_extra(after, given):.1%} more multiply-adds"
+        elif wish.padding == "auto" and done.turned_outputs:
+            why_not = f"output {done.turned_outputs[0]!r} would come out turned"
         elif wish.padding == "auto":
             why_not = _no_gain(given, after)
         step = _stepped(given, after, "padding", did, why_not)
@@ -247,7 +250,8 @@ def _within(kept: list[_Held], wish: Wish, given: _Held, goal: int) -> _Held:
     """The cheapest that keeps to the goal; in tiles where nothing else does."""
     fits = [held for held in kept if held.arena.arena_bytes <= goal]
     if fits and wish.tiles is None:
-        return min(fits, key=lambda held: held.cost)
+        free = {"keep", *FREE[wish.kernels]} if wish.padding == "auto" else {wish.padding}
+        return min(fits, key=lambda held: (held.choice.padding not in free, held.cost))
     found: list[_Held] = []
     blocked: list[tuple[int, EdgefuseError]] = []
     for held in kept:

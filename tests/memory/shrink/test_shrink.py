@@ -43,6 +43,14 @@ def test_padding_stays_where_the_runtime_does_it_for_nothing(kernels: Kernels) -
     assert done.steps[0].name == "padding" and "pads inside" in done.steps[0].why_not
 
 
+@pytest.mark.parametrize("kernels", ["xnnpack", "npu"])
+def test_a_goal_that_is_kept_already_costs_no_time(kernels: Kernels) -> None:
+    data = mobile()
+    before = judged(parse_model(data), "tflite_micro").arena_bytes
+    made, done = shrink(data, Wish(kernels=kernels, arena_bytes=before))
+    assert made is data and done.choice.padding == "keep"
+
+
 def test_a_target_without_the_operator_gets_the_other_form() -> None:
     data = mobile()
     operators = frozenset(_counts(data))
