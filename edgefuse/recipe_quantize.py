@@ -95,9 +95,11 @@ class Qat(Section):
         "network run twice to keep to it. The trained weights are the same.",
     )
 
-    @field_validator("memory_budget")
+    @field_validator("memory_budget", mode="before")
     @classmethod
-    def _share(cls, value: int | str | None) -> int | str | None:
+    def _share(cls, value: Any) -> Any:
+        if isinstance(value, bool):
+            raise ValueError("bytes as a whole number are due, or a share up to 100%: 40%")
         if isinstance(value, str):
             found = re.fullmatch(r"(\d{1,3}(?:\.\d+)?) ?%", value)
             if found is None or not 0 < float(found[1]) <= 100:

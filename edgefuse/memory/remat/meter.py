@@ -56,7 +56,6 @@ def peak_bytes(step: Callable[[], object], device: str = "cpu") -> int:
 
     if torch.device(device).type != "cuda":
         return levels(step).peak_bytes
-    gc.collect()
     torch.cuda.synchronize(device)
     held = int(torch.cuda.memory_allocated(device))
     torch.cuda.reset_peak_memory_stats(device)
@@ -95,7 +94,6 @@ def levels(step: Callable[[], object]) -> Levels:
 @contextmanager
 def _uncollected() -> Iterator[None]:
     """No garbage collection meanwhile: it comes when it likes, and would free what it finds."""
-    gc.collect()
     enabled = gc.isenabled()
     gc.disable()
     try:
