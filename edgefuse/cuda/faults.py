@@ -86,8 +86,10 @@ def _arena_faults(program: Program) -> Iterator[StageError]:
         within = buffer.first <= first and last <= buffer.last
         if offset != tensor.offset or tensor.nbytes > buffer.size_bytes or not within:
             yield StageError(f"tensor {name!r} does not fit its buffer {buffer.name!r}")
-        if offset % ARENA_ALIGNMENT:
-            yield StageError(f"tensor {name!r} begins at {offset}, not at {ARENA_ALIGNMENT} bytes")
+        if tensor.offset % ARENA_ALIGNMENT:
+            yield StageError(
+                f"tensor {name!r} begins at byte {tensor.offset}, no multiple of {ARENA_ALIGNMENT}"
+            )
     yield from _overlaps(program, lives)
 
 

@@ -31,6 +31,7 @@ from edgefuse.graph.cost import kernel_cost, kernel_of, load_time
 from edgefuse.graph.cost import kernels as kernels_of
 from edgefuse.graph.flops import extents
 from edgefuse.graph.shapes import fold_load_time
+from edgefuse.graph.values import is_constant, is_float, nbytes
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -147,10 +148,17 @@ def _lower_kernels(
             lower_kernel(build, nodes)
             if len(build.launches) > before:
                 floor += kernel_cost(nodes, float_bytes=bytes_each, inner=silent).bytes_moved
+                floor -= _integer_bytes(nodes)
         elif node not in inside:
             build.groups = (str(node.name),)
             LAYOUTS[node.op_type](build, node)
     return floor
+
+
+def _integer_bytes(nodes: Sequence[ir.Node]) -> int:
+    """Of constants that say axes and shapes: the cost model counts them, no kernel reads them."""
+    read = {v for node in nodes for v in node.inputs if v is not None and is_constant(v)}
+    return sum(nbytes(v) for v in read if not is_float(v))
 
 
 def _lower_kernel(build: Build, nodes: Sequence[ir.Node]) -> None:

@@ -3,7 +3,8 @@ it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
 from typing import TYPE_CHECKING
 
 from edgefuse.cuda.lower.build import Build, refuse
@@ -25,9 +26,22 @@ def _reshape(build: Build, node: ir.Node) -> None:
     view, shape = build.view(node.inputs[0]), extents(node.outputs[0])
     made = view.reshaped(shape)
     if made is None:
-        made = build.copy(view, range(len(view.shape)), [node]).reshaped(shape)
+        made = build.copy(view, _copied_order(view, shape), [node]).reshaped(shape)
     assert made is not None
     build.views[node.outputs[0]] = made
+
+
+def _copied_order(view: View, shape: Sequence[int]) -> list[int]:
+    """Axes in memory for a copy that is then reshaped: channels last where they were and will be.
+
+    Shuffled channels, [N, G, C / G, H, W] turned and joined to [N, C, H, W], stay [N, H, W, C].
+    """
+    axes = list(range(len(view.shape)))
+    if len(shape) == 4 and view.memory_order() != tuple(axes):
+        for end in axes[2:]:
+            if prod(view.shape[1:end]) == shape[1] and view.shape[0] == shape[0]:
+                return [0, *axes[end:], *axes[1:end]]
+    return axes
 
 
 def _slice(build: Build, node: ir.Node) -> None:

@@ -1,0 +1,86 @@
+"""MobileNetV2 at its full size: launches, bytes and arena against their floors, in fp16."""
+
+from __future__ import annotations
+
+import tempfile
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from zoo.models import build, by_name  # noqa: E402
+
+from edgefuse.cuda.lower.choose import choose, every_depthwise  # noqa: E402
+from edgefuse.cuda.lower.graph import lower  # noqa: E402
+from edgefuse.graph.clean import clean_export  # noqa: E402
+from edgefuse.graph.cost import Balance, kernels, model_costs, total  # noqa: E402
+from edgefuse.graph.normalise import load_proto  # noqa: E402
+from edgefuse.graph.shapes import at_shapes, fold_load_time  # noqa: E402
+from edgefuse.memory.arena import peak  # noqa: E402
+from edgefuse.memory.liveness.onnx import live_buffers  # noqa: E402
+
+from .nets import fused  # noqa: E402
+
+BATCH = 64
+SHAPES = {"image": (BATCH, 3, 224, 224)}
+H200 = Balance(2e-6, 4.3e12, 790e12, vector_flops_per_s=67e12, parallel_tiles=132)
+
+
+@pytest.fixture(scope="module")
+def export() -> Any:
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        raw, clean = Path(folder) / "raw.onnx", Path(folder) / "net.onnx"
+        torch.onnx.export(
+            build(by_name("mobilenet_v2"), small=False),
+            (torch.zeros(1, 3, 224, 224),),
+            dynamo=True,
+            optimize=False,
+            input_names=["image"],
+            opset_version=20,
+            verbose=False,
+        ).save(str(raw))
+        clean_export(raw, clean, "net")
+        return load_proto(clean)
+
+
+@pytest.fixture(scope="module")
+def net(export: Any) -> Any:
+    return fused(export)
+
+
+@pytest.fixture(scope="module")
+def unfused(export: Any) -> Any:
+    model = at_shapes(export, SHAPES).model
+    fold_load_time(model)
+    return model
+
+
+def test_launches_bytes_and_arena(net: Any, unfused: Any) -> None:
+    unfused_peak_bytes = peak(live_buffers(unfused))[0] // 2  # float16 for float32
+    assert len(kernels(unfused)) == 151
+    found = []
+    # Megabytes an image of each grouping: activations once written, once read, weights once.
+    for merge, most_launches, floor_megabytes in ((False, 54, 27.5), (True, 37, 18.2)):
+        model = at_shapes(net, SHAPES).model
+        chosen = every_depthwise(model) if merge else None
+        program, _ = lower(model, "fp16", name="mobilenet_v2", kernels=chosen)
+        assert len(program.launches) <= most_launches
+        assert program.bytes_moved / BATCH / 1e6 <= 1.05 * floor_megabytes
+        assert program.floor_bytes <= program.bytes_moved <= 1.001 * program.floor_bytes
+        assert program.arena.proven
+        assert program.arena.arena_bytes == program.arena.bound_bytes
+        assert unfused_peak_bytes >= 1.6 * program.arena.arena_bytes
+        found.append(program.bytes_moved)
+    assert total(model_costs(unfused, 2).values()).bytes_moved > 2.8 * found[0]
+    assert found[1] < found[0]
+
+
+def test_the_cost_model_takes_every_depthwise_on_a_large_gpu(net: Any) -> None:
+    model = at_shapes(net, SHAPES).model
+    plan = choose(model, H200, "fp16", bucket="batch 64")
+    assert len(plan.kernels) == 37
+    assert all(d.reason for d in plan.decisions)
