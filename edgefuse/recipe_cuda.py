@@ -22,16 +22,11 @@ class Cuda(Section):
         1,
         gt=0,
         description="Real samples on which Triton's interpreter runs the kernels themselves, on the "
-        "CPU; a MobileNetV2 of 224 x 224 takes it some 20 seconds each.",
+        "CPU: that takes seconds to minutes each.",
     )
     max_relative_error: float | None = Field(
         None,
         gt=0,
         description="Of the kernels against the fused ONNX, of the largest |output|. null: 1e-4 for "
         "fp32, 2e-2 for fp16, 1e-1 for bf16.",
-    )
-    permit_no_device: bool = Field(
-        False,
-        description="Whether a run without a GPU may leave its latency gate out, which the evidence "
-        "says; otherwise the gate is inconclusive (exit code 4).",
     )

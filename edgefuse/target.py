@@ -255,8 +255,8 @@ class Target(Section):
 
     @property
     def compiled_for(self) -> str | None:
-        """Its name, where the int8 model is compiled for it and goes into the bundle so."""
-        return self.name if self.runtime in ("ethos_u", "edgetpu") else None
+        """Its name, where the model is compiled for it and goes into the bundle so."""
+        return self.name if self.runtime in ("ethos_u", "edgetpu", "cuda") else None
 
     @property
     def device(self) -> str:

@@ -12,6 +12,8 @@ two-sided 95% interval stand beside it, and an undecided check names the number 
 would decide it. ``data.report`` is measured beside and never gated. So is, for a model that brought
 its own scales (QDQ), the agreement with that very model in onnxruntime: the float file holds its
 weights already rounded.
+
+On a target with runtime cuda the GPU program is judged instead, against the fused ONNX.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 from edgefuse.artifact import Artifact, Product
 from edgefuse.errors import DataError, StageError
 from edgefuse.recipe import Recipe
-from edgefuse.stage import Context, shipped, stage
+from edgefuse.stage import Context, judged, shipped, stage
 from edgefuse.verdict import Check, evidence
 
 if TYPE_CHECKING:
@@ -38,13 +40,13 @@ _FEW_GROUPS = 5
     name="gate_accuracy",
     summary="agreement, SQNR and top-1 drop of int8 against float",
     file_name="{name}_accuracy.json",
-    inputs=("export", "convert", "quantize", "shrink"),
+    inputs=("export", "convert", "quantize", "shrink", "fuse", "lower"),
     after=("check",),
     sections=("model.inputs", "model.tflite", "preprocess", "gates.accuracy"),
     samples=("evaluation", "report"),
     target_fields=(
         *("name", "runtime", "runtime_version", "kernels", "threads", "transport", "architecture"),
-        *("emulator", "ssh", "adb", "accelerator"),
+        *("emulator", "ssh", "adb", "accelerator", "gpu"),
     ),
     tools=("ai-edge-litert", "tflite-runtime", "numpy", "onnx", "onnx-ir", "onnxruntime"),
     applies=lambda recipe: recipe.gates.accuracy is not None,
@@ -70,7 +72,7 @@ def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Pro
     work = context.work / "device"
     work.mkdir()
     device = open_device(context.target, work, context.log)
-    like_here = None if context.target.device == "host" else SameAsHere()
+    like_here = None if context.target.device in ("host", "cuda") else SameAsHere()
     reference, candidate = _outputs(inputs, recipe, context, "evaluation", device, like_here)
     groups = list(samples.groups)
     if len(set(groups)) < _FEW_GROUPS:
@@ -174,6 +176,8 @@ def _outputs(
     like_here: SameAsHere | None = None,
 ) -> tuple[list[Any], list[Any]]:
     """Per output, float and int8 results: each [samples, values]."""
+    if "lower" in inputs:
+        return _programmed(inputs, recipe, context, role, device)
     import numpy as np
 
     from edgefuse.data import batches
@@ -214,6 +218,40 @@ def _outputs(
         if like_here is not None:
             like_here.add(here[place], raw)
         done += held[place]
+        context.progress(done, samples.count, f"{role} samples")
+    if done != samples.count:
+        raise StageError(f"the device answered {done} of {samples.count} samples")
+    reference, candidate = ([np.stack(column) for column in columns] for columns in rows)
+    return reference, candidate
+
+
+def _programmed(
+    inputs: Mapping[str, Artifact], recipe: Recipe, context: Context, role: str, device: Device
+) -> tuple[list[Any], list[Any]]:
+    """As :func:`_outputs`, of the fused ONNX in onnxruntime and of the GPU program."""
+    import numpy as np
+
+    from edgefuse.data import batches
+    from edgefuse.graph.verify import Runner
+
+    samples, fused = context.samples(role), Runner(inputs["fuse"].path)
+    names = [spec.name for spec in inputs["fuse"].signature.outputs]
+    rows: list[list[list[Any]]] = [[[] for _ in names] for _ in range(2)]
+    held: list[tuple[Any, int]] = []
+
+    def feeding() -> Iterator[dict[str, Any]]:
+        for feed, kept in batches(samples.samples(context.downloads), recipe.model.batch):
+            held.append((feed, len(kept)))
+            yield feed
+
+    done = 0
+    for place, found in enumerate(device.outputs(judged(inputs).path, feeding())):
+        feed, count = held[place]
+        held[place] = (None, count)
+        for outputs, columns in zip((fused(feed), found), rows):
+            for name, column in zip(names, columns):
+                column.extend(outputs[name].reshape(recipe.model.batch, -1)[:count])
+        done += count
         context.progress(done, samples.count, f"{role} samples")
     if done != samples.count:
         raise StageError(f"the device answered {done} of {samples.count} samples")

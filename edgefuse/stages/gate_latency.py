@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgefuse.artifact import Artifact, Product
+from edgefuse.errors import RecipeError
 from edgefuse.recipe import LatencyGate, Recipe
-from edgefuse.stage import Context, shipped, stage
+from edgefuse.stage import Context, judged, stage
 from edgefuse.verdict import Check, evidence
 
 if TYPE_CHECKING:
@@ -23,12 +24,12 @@ if TYPE_CHECKING:
     name="gate_latency",
     summary="latency of int8, as a ratio to float",
     file_name="{name}_latency.json",
-    inputs=("convert", "quantize", "shrink"),
+    inputs=("convert", "quantize", "shrink", "lower"),
     after=("check",),
     sections=("gates.latency",),
     target_fields=(
         *("name", "runtime", "runtime_version", "kernels", "threads", "transport", "architecture"),
-        *("emulator", "ssh", "adb", "accelerator", "support", "calibration"),
+        *("emulator", "ssh", "adb", "accelerator", "gpu", "support", "calibration"),
     ),
     tools=("ai-edge-litert", "tflite-runtime"),
     applies=lambda recipe: recipe.gates.latency is not None,
@@ -45,14 +46,21 @@ def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Pro
     assert gate is not None
     target = context.target
     _require_float_where_asked(gate, target)
-    files = {"int8": shipped(inputs).path}
+    files = {"int8": judged(inputs).path}
+    if "lower" in inputs:
+        _require_time_alone(gate, target)
     if gate.max_ratio_to_float is not None:
         files["float"] = inputs["convert"].path
     if gate.baseline is not None:
         bundle = context.local(gate.baseline)
         files["baseline"] = _released(bundle, context.work)
         _require_same_model(files, bundle)
-    feeds = {n: random_feeds(signature_of(read_model(p)), recipe.seed) for n, p in files.items()}
+    if "lower" in inputs:
+        feeds = {"int8": random_feeds(inputs["lower"].signature, recipe.seed)}
+    else:
+        feeds = {
+            n: random_feeds(signature_of(read_model(p)), recipe.seed) for n, p in files.items()
+        }
     with tempfile.TemporaryDirectory(dir=context.work) as work:
         device = open_device(target, Path(work), context.log)
 
@@ -64,7 +72,9 @@ def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Pro
         runtime = device.describe()
     dot_product = _int8_dot_product(series, context)
     _tell_which_limit(gate, dot_product, context)
-    operators = _operators(inputs["convert"].path, shipped(inputs).path)
+    operators: dict[str, Any] = {"added": {}, "float": {}}
+    if "lower" not in inputs:
+        operators = _operators(inputs["convert"].path, files["int8"])
     document = evidence(
         checks,
         target=target.name,
@@ -90,6 +100,16 @@ def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Pro
     path = context.work / context.file_name
     path.write_text(json.dumps(document, sort_keys=True))
     return Product("verdict", path, evidence=document)
+
+
+def _require_time_alone(gate: LatencyGate, target: Target) -> None:
+    """A GPU program has no float file beside it: only its own time can be judged."""
+    if gate.max_p90_ms is None or gate.max_ratio_to_float is not None or gate.baseline is not None:
+        raise RecipeError(
+            f"target {target.name} runs a GPU program: nothing is there to compare it with",
+            where="gates.latency",
+            hint=f"give gates.targets.{target.name}.latency: {{max_p90_ms: ...}}, or null",
+        )
 
 
 def _int8_dot_product(series: Series, context: Context) -> bool | None:
@@ -161,7 +181,6 @@ def _require_same_model(files: Mapping[str, Path], bundle: Path) -> None:
 
     Types are left alone: an earlier release may have been quantised in another way.
     """
-    from edgefuse.errors import RecipeError
     from edgefuse.tflite.read import read_model, signature_of
 
     shapes = []
@@ -184,7 +203,6 @@ def _listed(specs: Iterable[tuple[str, Sequence[int]]]) -> str:
 
 
 def _require_float_where_asked(gate: LatencyGate, target: Target) -> None:
-    from edgefuse.errors import RecipeError
 
     if gate.max_ratio_to_float is not None and target.compiled_for is not None:
         raise RecipeError(

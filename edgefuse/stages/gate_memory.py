@@ -12,7 +12,7 @@ from typing import Any
 
 from edgefuse.artifact import Artifact, Product
 from edgefuse.recipe import Recipe
-from edgefuse.stage import Context, shipped, stage
+from edgefuse.stage import Context, judged, stage
 from edgefuse.verdict import Check, evidence
 
 
@@ -20,12 +20,12 @@ from edgefuse.verdict import Check, evidence
     name="gate_memory",
     summary="arena and model bytes against their limits",
     file_name="{name}_memory.json",
-    inputs=("convert", "quantize", "shrink"),
+    inputs=("convert", "quantize", "shrink", "lower"),
     after=("check",),
     sections=("gates.memory",),
     target_fields=(
         *("name", "runtime", "runtime_version", "kernels", "threads", "transport", "architecture"),
-        *("emulator", "ssh", "adb", "accelerator", "limits"),
+        *("emulator", "ssh", "adb", "accelerator", "gpu", "limits"),
     ),
     tools=("ai-edge-litert", "tflite-runtime"),
     applies=lambda recipe: recipe.gates.memory is not None,
@@ -41,12 +41,12 @@ def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Pro
     work.mkdir()
     device = open_device(target, work, context.log)
     context.progress(0, 2, "int8 arena")
-    int8, provenance = device.arena(shipped(inputs).path)
+    int8, provenance = device.arena(judged(inputs).path)
     context.progress(1, 2, "float arena")
     figures: dict[str, Any] = {"int8": asdict(int8)}
-    if target.support.float_operators:
+    if target.support.float_operators and "lower" not in inputs:
         figures["float"] = asdict(device.arena(inputs["convert"].path)[0])
-    size = shipped(inputs).path.stat().st_size
+    size = judged(inputs).path.stat().st_size
     arena = float(int8.measured_bytes)
     checks = [Check("arena", arena, arena, "<=", gate.max_arena_bytes, "bytes", 1)]
     for name, value, limit in (

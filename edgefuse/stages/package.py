@@ -7,6 +7,7 @@
     models/<name>_float32.tflite
     models/<name>_full_integer_quant.tflite
     models/<name>_<target>.tflite       for an accelerator with a compiler: what it made of the int8
+    models/<name>_<target>.cuda.tar     for a GPU: its programs, see cuda/parcel.py
     recipe.json                         the recipe as resolved, defaults included, and its memory
                                         section as the target decided it
     preprocessing.json                  the contract from picture to input; turned_degrees is 180
@@ -60,7 +61,7 @@ _SECTIONS = tuple(n for n in Recipe.model_fields if n not in ("schema_version", 
     name="package",
     summary="models, recipe, preprocessing, labels, golden vectors and manifest in one archive",
     file_name="{name}.bundle.tar",
-    inputs=("export", "fuse", "convert", "quantize", "shrink"),
+    inputs=("export", "fuse", "convert", "quantize", "shrink", "lower"),
     after=("check", "gate_accuracy", "gate_memory", "gate_latency"),
     sections=_SECTIONS,
     writes_recipe=True,
@@ -95,9 +96,13 @@ def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Pro
         "float": f"models/{name}_float32.tflite",
         "int8": f"models/{name}_full_integer_quant.tflite",
     }
-    compiled = _compiled(shipped(inputs).path, context)
+    if "lower" in inputs:
+        compiled = inputs["lower"].path.read_bytes(), _programs(inputs["lower"], context)
+    else:
+        compiled = _compiled(shipped(inputs).path, context)
     if compiled is not None:
-        models["compiled"] = f"models/{name}_{context.target.name}.tflite"
+        ending = "cuda.tar" if "lower" in inputs else "tflite"
+        models["compiled"] = f"models/{name}_{context.target.name}.{ending}"
         members[models["compiled"]] = compiled[0]
     sources, data = _sources(recipe, context), _data(context)
     toolchain = {"python": platform.python_version(), **versions(_TOOLS)}
@@ -140,6 +145,15 @@ def _decided(recipe: Recipe, inputs: Mapping[str, Artifact]) -> dict[str, Any]:
     if "shrink" in inputs:
         written["memory"] = inputs["shrink"].evidence["chosen"]
     return written
+
+
+def _programs(lowered: Artifact, context: Context) -> dict[str, Any]:
+    """For the manifest: what the GPU programs are."""
+    kept = ("bucket", "launches", "arena_bytes", "weights_bytes")
+    rows = [{name: row[name] for name in kept} for row in lowered.evidence["programs"]]
+    precision = lowered.evidence["precision"]
+    by = f"edgefuse {__version__}, {precision}"
+    return {"programs": rows, "target": context.target.name, "by": by}
 
 
 def _compiled(model: Path, context: Context) -> tuple[bytes, dict[str, Any]] | None:

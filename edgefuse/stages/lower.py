@@ -1,0 +1,154 @@
+"""The fused graph as GPU programs, a bucket each: a few launches in one planned arena, proven.
+
+The cost model chooses, by the target's balance, which fused groups become one launch. Every bucket
+is compared with the unfused graph at its shapes. At the shape of ``model.inputs`` the program is
+then run on real samples twice: by the NumPy reference of each kernel, and by the kernels
+themselves in Triton's interpreter; both against the fused ONNX.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from edgefuse.artifact import Artifact, Product
+from edgefuse.recipe import Recipe
+from edgefuse.stage import Context, stage
+
+if TYPE_CHECKING:
+    from edgefuse.cuda.program import Program
+    from edgefuse.cuda.weights import Weights
+    from edgefuse.graph.dynamic import Plan
+    from edgefuse.recipe_shapes import Bucket
+
+#: Of the largest |output|, by precision.
+RELATIVE_ERROR: Mapping[str, float] = {"fp32": 1e-4, "fp16": 2e-2, "bf16": 1e-1}
+
+
+@stage(
+    name="lower",
+    summary="the fused graph as GPU programs, each in one planned arena",
+    file_name="{name}_cuda.tar",
+    inputs=("export", "fuse"),
+    sections=("name", "model.inputs", "shapes", "preprocess", "cuda", "fuse.max_relative_error"),
+    samples=("evaluation",),
+    target_fields=("balance", "threads", "gpu"),
+    tools=("numpy", "onnx", "onnx-ir", "onnxruntime", "torch", "triton"),
+    applies=lambda recipe: recipe.cuda is not None,
+    serves=lambda target: target.runtime == "cuda",
+)
+def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Product:
+    from edgefuse.cuda.parcel import write
+
+    assert recipe.cuda is not None
+    made, rows = [], []
+    buckets = _buckets(recipe)
+    for index, bucket in enumerate(buckets):
+        context.progress(index, len(buckets) + 1, bucket.label)
+        program, weights, row = _lowered(inputs, recipe, context, bucket)
+        made.append((program, weights))
+        rows.append(row)
+    context.progress(len(buckets), len(buckets) + 1, "interpreted")
+    proof = _proof(inputs, recipe, context, *made[0])
+    path = context.work / context.file_name
+    write(made, path)
+    said = "; ".join(
+        f"{row['bucket']}: {row['launches']} launches, {row['arena_bytes'] / 1e6:.2f} MB arena"
+        for row in rows
+    )
+    evidence = {"precision": recipe.cuda.precision, "programs": rows, **proof, "summary": said}
+    return Product("program", path, inputs["fuse"].signature, json.loads(json.dumps(evidence)))
+
+
+def _buckets(recipe: Recipe) -> tuple[Bucket, ...]:
+    """Those of ``shapes``, that of ``model.inputs`` first; without ``shapes`` that one alone."""
+    from edgefuse.recipe_shapes import resolve
+
+    own = recipe.model.batch
+    own_bucket = resolve((own,), recipe.model.inputs)[0]
+    others = resolve(recipe.shapes.buckets, recipe.model.inputs) if recipe.shapes else ()
+    return (own_bucket, *(b for b in others if b.shapes != own_bucket.shapes))
+
+
+def _lowered(
+    inputs: Mapping[str, Artifact], recipe: Recipe, context: Context, bucket: Bucket
+) -> tuple[Program, Weights, dict[str, Any]]:
+    from edgefuse.cuda.lower.choose import choose
+    from edgefuse.cuda.lower.graph import lower
+    from edgefuse.devices.balance import balance_of
+    from edgefuse.graph.bucket import prove
+    from edgefuse.graph.normalise import load_proto
+
+    assert recipe.cuda is not None
+    proven = prove(
+        load_proto(inputs["export"].path),
+        load_proto(inputs["fuse"].path),
+        bucket.as_mapping(),
+        label=bucket.label,
+        max_relative_error=recipe.fuse.max_relative_error,
+        where="model.inputs",
+    )
+    known = balance_of(context.target, context.log)
+    plan: Plan | None = None
+    if known is None:
+        context.warn("the target has no balance: every fused group is a launch, nothing is chosen")
+    else:
+        plan = choose(proven.fused.model, known.balance, recipe.cuda.precision, bucket=bucket.label)
+    program, weights = lower(
+        proven.fused.model,
+        recipe.cuda.precision,
+        name=recipe.name,
+        kernels=None if plan is None else plan.kernels,
+        bucket=bucket.label,
+    )
+    return program, weights, _row(program, plan, proven.evidence)
+
+
+def _row(program: Program, plan: Plan | None, proof: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "bucket": program.bucket,
+        "launches": len(program.launches),
+        "arena_bytes": program.arena.arena_bytes,
+        "bound_bytes": program.arena.bound_bytes,
+        "proven": program.arena.proven,
+        "bytes_moved": program.bytes_moved,
+        "floor_bytes": program.floor_bytes,
+        "flops": program.flops,
+        "weights_bytes": program.weights_bytes,
+        "notes": list(program.notes),
+        "decisions": [] if plan is None else plan.to_json()["decisions"],
+        "proof": proof,
+    }
+
+
+def _proof(
+    inputs: Mapping[str, Artifact],
+    recipe: Recipe,
+    context: Context,
+    program: Program,
+    weights: Weights,
+) -> dict[str, Any]:
+    """The program on real samples, by NumPy and by Triton's interpreter, against the fused ONNX."""
+    from edgefuse.cuda.run_interp import interpreter
+    from edgefuse.cuda.run_numpy import Runner
+    from edgefuse.data import take
+    from edgefuse.graph.verify import run_onnx
+    from edgefuse.parity import require_parity
+
+    assert recipe.cuda is not None
+    limit = recipe.cuda.max_relative_error or RELATIVE_ERROR[recipe.cuda.precision]
+    samples, count = context.samples("evaluation"), recipe.cuda.interpreted_samples
+    feeds = take(samples, context.downloads, count, recipe.model.batch)
+    wanted = run_onnx(inputs["fuse"].path, feeds)
+    by_numpy = [Runner(program, weights, poison=0xFF)(feed) for feed in feeds]
+    with interpreter(context.log) as runs:
+        by_kernels = [runs.run(program, weights, feed) for feed in feeds]
+    return {
+        "parity": require_parity(
+            wanted, by_kernels, limit=limit, what="GPU kernels, interpreted, against the fused ONNX"
+        ),
+        "numpy_parity": require_parity(
+            wanted, by_numpy, limit=limit, what="kernels' NumPy references against the fused ONNX"
+        ),
+    }
