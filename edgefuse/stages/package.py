@@ -96,6 +96,7 @@ def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Pro
         "float": f"models/{name}_float32.tflite",
         "int8": f"models/{name}_full_integer_quant.tflite",
     }
+    compiled: tuple[bytes, dict[str, Any]] | None
     if "lower" in inputs:
         compiled = inputs["lower"].path.read_bytes(), _programs(inputs["lower"], context)
     else:
