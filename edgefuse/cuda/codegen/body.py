@@ -15,7 +15,7 @@ from edgefuse.cuda.codegen.machine import Machine
 from edgefuse.cuda.codegen.steps import expression
 from edgefuse.cuda.program import Launch, Program, Tensor
 from edgefuse.cuda.steps import FROM_INTEGERS, KINDS, TO_INTEGERS, Step
-from edgefuse.cuda.storage import Dtype
+from edgefuse.cuda.storage import ITEM_BYTES, Dtype
 from edgefuse.errors import StageError
 
 #: Triton's name of a dtype, and the one of its pointer.
@@ -64,6 +64,11 @@ class Body:
     @property
     def output(self) -> Tensor:
         return self.program.tensor(self.launch.output)
+
+    @property
+    def item_bytes(self) -> int:
+        """Of an element of the first input."""
+        return ITEM_BYTES[self.tensor(self.launch.inputs[0]).dtype]
 
     def tensor(self, name: str) -> Tensor:
         return self.program.tensor(name)
@@ -162,9 +167,15 @@ class Body:
 
     def store(self, value: Value, axes: Sequence[Axis]) -> None:
         space = [extent for axis in axes for extent in axis.extents]
-        offset, mask = address(axes, contiguous(space))
-        masks = " & ".join(axis.spread_mask for axis in axes if axis.mask) or mask
+        offset, _ = address(axes, contiguous(space))
+        masks = " & ".join(axis.spread_mask for axis in axes if axis.mask)
         guard = f", mask={masks}" if masks else ""
+        # An axis of one element gives no offset, and yet the tile spreads along it.
+        below = prod(space)
+        for axis in axes:
+            below //= prod(axis.extents)
+            if axis.suffix and prod(axis.extents) == 1:
+                offset = f"{axis.name}{axis.suffix} * {below}" + (f" + {offset}" if offset else "")
         pointer = self.argument(self.launch.output) + (f" + {offset}" if offset else "")
         self.say(f"tl.store({pointer}, {self.cast(value, self.output.dtype)}{guard})")
 

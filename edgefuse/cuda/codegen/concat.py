@@ -6,7 +6,7 @@ from math import ceil
 from typing import Any
 
 from edgefuse.cuda.codegen.body import INTEGERS, Body, Value
-from edgefuse.cuda.codegen.machine import power_of_two, warps
+from edgefuse.cuda.codegen.machine import power_of_two, vector_warps
 
 
 def write(body: Body) -> None:
@@ -17,7 +17,7 @@ def write(body: Body) -> None:
     elements = outer * whole * inner
     size = min(power_of_two(elements), body.machine.vector_elements)
     body.programs = ceil(elements / size)
-    body.warps = warps((size,))
+    body.warps = vector_warps((size,), body.item_bytes)
     body.say("tr = tl.program_id(0)")
     y = body.axis("y", "tr", size, body.output.shape, "")
     body.say(f"yo = y // {whole * inner}", f"ym = (y // {inner}) % {whole}", f"yi = y % {inner}")

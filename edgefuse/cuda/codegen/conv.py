@@ -10,7 +10,7 @@ from math import ceil
 
 from edgefuse.cuda.codegen.axes import Axis
 from edgefuse.cuda.codegen.body import INTEGERS, Body
-from edgefuse.cuda.codegen.machine import depth, matrix_tile, warps
+from edgefuse.cuda.codegen.machine import depth, matrix_tile, matrix_warps
 from edgefuse.cuda.codegen.window import Window, both, window
 from edgefuse.cuda.storage import ITEM_BYTES
 
@@ -27,7 +27,7 @@ def write(body: Body) -> None:
     inner = down * along * channels if gathered else channels
     height, width = matrix_tile(body.machine, rows, columns)
     deep = depth(body.machine, inner, ITEM_BYTES[x.dtype])
-    body.warps = min(8, max(4, warps((height, width)) // 8))
+    body.warps = matrix_warps((height, width))
     body.cut(rows, height, columns, width)
     r = body.axis("r", "tr", height, shape[:3], "[:, None]")
     c = body.axis("c", "tc", width, (columns,), "[None, :]")

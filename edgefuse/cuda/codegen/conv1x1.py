@@ -10,7 +10,7 @@ from math import ceil
 
 from edgefuse.cuda.codegen.axes import Axis
 from edgefuse.cuda.codegen.body import INTEGERS, Body, Value
-from edgefuse.cuda.codegen.machine import depth, matrix_tile, warps
+from edgefuse.cuda.codegen.machine import depth, matrix_tile, matrix_warps
 from edgefuse.cuda.codegen.window import both
 from edgefuse.cuda.storage import ITEM_BYTES
 
@@ -21,7 +21,7 @@ def write(body: Body) -> None:
     rows = x.elements // inner
     height, width = matrix_tile(body.machine, rows, columns)
     deep = depth(body.machine, inner, ITEM_BYTES[x.dtype])
-    body.warps = min(8, max(4, warps((height, width)) // 8))
+    body.warps = matrix_warps((height, width))
     body.cut(rows, height, columns, width)
     r = body.axis("r", "tr", height, x.shape[:-1], "[:, None]")
     c = body.axis("c", "tc", width, (columns,), "[None, :]")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from edgefuse.cuda.codegen.axes import Axis
 from edgefuse.cuda.codegen.body import INTEGERS, Body
-from edgefuse.cuda.codegen.machine import vector_tile, warps
+from edgefuse.cuda.codegen.machine import vector_tile, vector_warps
 from edgefuse.cuda.codegen.window import Window, both, window
 
 _MOST_UNROLLED = 9
@@ -15,8 +15,8 @@ def write(body: Body) -> None:
     channels = weight.shape[2]
     shape = body.output.shape
     rows = shape[0] * shape[1] * shape[2]
-    height, width = vector_tile(body.machine, rows, channels)
-    body.warps = warps((height, width))
+    height, width = vector_tile(body.machine, rows, channels, body.item_bytes)
+    body.warps = vector_warps((height, width), body.item_bytes)
     body.cut(rows, height, channels, width)
     r = body.axis("r", "tr", height, shape[:3], "[:, None]")
     c = body.axis("c", "tc", width, (channels,), "[None, :]")

@@ -12,7 +12,7 @@ from math import ceil
 from edgefuse.cuda.codegen.axes import Axis
 from edgefuse.cuda.codegen.body import INTEGERS, Body, Value
 from edgefuse.cuda.codegen.depthwise import taps
-from edgefuse.cuda.codegen.machine import power_of_two
+from edgefuse.cuda.codegen.machine import matrix_warps, power_of_two
 from edgefuse.cuda.codegen.window import both, window
 from edgefuse.cuda.storage import ITEM_BYTES
 
@@ -27,7 +27,7 @@ def write(body: Body) -> None:
     shape = body.output.shape
     rows = shape[0] * shape[1] * shape[2]
     height, width, deep = _tile(body, rows, channels, columns, ITEM_BYTES[x.dtype])
-    body.warps = 8 if height * width >= 64 * 128 else 4
+    body.warps = matrix_warps((height, width))
     body.stages = 1
     body.cut(rows, height, columns, width)
     r = body.axis("r", "tr", height, shape[:3], "[:, None]")

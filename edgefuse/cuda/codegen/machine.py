@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, prod
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,10 @@ class Machine:
     vector_elements: int
     matrix_tiles: tuple[tuple[int, int], ...]
     depth_bytes: int
+
+    def fills(self, rows: int, columns: int, height: int, width: int) -> bool:
+        """Whether tiles of this size keep the machine busy."""
+        return ceil(rows / height) * ceil(columns / width) >= self.parallel_tiles
 
 
 GPU = Machine(
@@ -72,7 +76,7 @@ def matrix_tile(machine: Machine, rows: int, columns: int) -> tuple[int, int]:
         if tile not in fitting:
             fitting.append(tile)
     for tile in fitting:
-        if ceil(rows / tile[0]) * ceil(columns / tile[1]) >= machine.parallel_tiles:
+        if machine.fills(rows, columns, *tile):
             return tile
     return fitting[-1]
 
@@ -83,20 +87,32 @@ def depth(machine: Machine, inner: int, item_bytes: int) -> int:
     return min(power_of_two(inner, least), machine.depth_bytes // item_bytes)
 
 
-def vector_tile(machine: Machine, rows: int, columns: int, widest: int = 256) -> tuple[int, int]:
-    """Rows and columns of a tile of a kernel without a product."""
+def vector_tile(
+    machine: Machine, rows: int, columns: int, item_bytes: int, widest: int = 256
+) -> tuple[int, int]:
+    """Rows and columns of a tile of a kernel without a product.
+
+    The smallest still gives every thread of a warp 16 bytes.
+    """
     if machine.interpreted:
         widest = machine.vector_elements
     width = min(power_of_two(columns), widest)
     height = min(power_of_two(rows), max(1, machine.vector_elements // width))
-    while height > 1 and ceil(rows / height) * ceil(columns / width) < machine.parallel_tiles:
+    least = 32 * 16 // item_bytes
+    while height > 1 and height * width > least and not machine.fills(rows, columns, height, width):
         height //= 2
     return height, width
 
 
-def warps(tile: Sequence[int]) -> int:
-    """Warps that work on one tile: about 8 elements a thread, 64 of a matrix tile."""
-    elements = 1
-    for extent in tile:
-        elements *= extent
-    return min(8, max(1, power_of_two(elements) // 256))
+def vector_warps(tile: Sequence[int], item_bytes: int) -> int:
+    """Warps that work on a tile, 16 bytes a thread."""
+    return min(8, max(1, power_of_two(prod(tile)) * item_bytes // 512))
+
+
+def matrix_warps(tile: tuple[int, int]) -> int:
+    """Warps that work on a tile of a product: at least 8 results a thread, 64 in large ones.
+
+    Four can work as one group, from 64 rows on; eight make two groups.
+    """
+    elements = tile[0] * tile[1]
+    return 8 if elements >= 128 * 128 else min(4, max(1, elements // 256))

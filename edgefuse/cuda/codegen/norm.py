@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import prod
 
 from edgefuse.cuda.codegen.body import Body, Value
-from edgefuse.cuda.codegen.machine import power_of_two, warps
+from edgefuse.cuda.codegen.machine import power_of_two, vector_warps
 from edgefuse.cuda.codegen.steps import number
 from edgefuse.cuda.codegen.window import both
 
@@ -44,5 +44,5 @@ def rows_tile(body: Body, rows: int, columns: int) -> tuple[int, int]:
     width = power_of_two(columns)
     height = max(1, body.machine.vector_elements // width)
     height = min(height, power_of_two(rows))
-    body.warps = warps((height, width))
+    body.warps = vector_warps((height, width), body.item_bytes)
     return height, width

@@ -8,7 +8,7 @@ from typing import Any
 
 from edgefuse.cuda.codegen.axes import address, broadcast_strides
 from edgefuse.cuda.codegen.body import Body, Value
-from edgefuse.cuda.codegen.machine import vector_tile, warps
+from edgefuse.cuda.codegen.machine import vector_tile, vector_warps
 
 
 def write(body: Body) -> None:
@@ -19,8 +19,8 @@ def write(body: Body) -> None:
     strides += [broadcast_strides(body.tensor(n).shape, shape) for n in body.launch.operands]
     split = _split(shape, strides)
     rows, columns = prod(shape[:split]), prod(shape[split:])
-    height, width = vector_tile(body.machine, rows, columns, widest=1024)
-    body.warps = warps((height, width))
+    height, width = vector_tile(body.machine, rows, columns, body.item_bytes, widest=1024)
+    body.warps = vector_warps((height, width), body.item_bytes)
     body.cut(rows, height, columns, width)
     r = body.axis("r", "tr", height, shape[:split], "[:, None]")
     c = body.axis("c", "tc", width, shape[split:], "[None, :]")

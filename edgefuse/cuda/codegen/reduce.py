@@ -6,7 +6,7 @@ from math import ceil
 from typing import Any
 
 from edgefuse.cuda.codegen.body import INTEGERS, Body, Value
-from edgefuse.cuda.codegen.machine import power_of_two, warps
+from edgefuse.cuda.codegen.machine import power_of_two, vector_warps
 
 _OUTPUTS = 64
 
@@ -21,7 +21,7 @@ def write(body: Body) -> None:
     most = body.machine.vector_elements * (1 if body.machine.interpreted else 2)
     height = min(power_of_two(outputs), 4096 if body.machine.interpreted else _OUTPUTS)
     deep = min(power_of_two(length), max(1, most // height))
-    body.warps = max(2, warps((height, deep)))
+    body.warps = max(2, vector_warps((height, deep), body.item_bytes))
     body.cut(outputs, height, 1, 1)
     o = body.axis("o", "tr", height, body.output.shape, "")
     largest, smallest = ("-2147483648", "2147483647") if integer else ("-inf", "inf")
