@@ -3,7 +3,8 @@
 The cost model chooses, by the target's balance, which fused groups become one launch. Every bucket
 is compared with the unfused graph at its shapes. At the shape of ``model.inputs`` the program is
 then run on real samples twice: by the NumPy reference of each kernel, and by the kernels
-themselves in Triton's interpreter; both against the fused ONNX.
+themselves in Triton's interpreter; both against the fused ONNX, an int8 program against the int8
+TFLite file, whose integers it has; there the kernels must give exactly NumPy's integers.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ if TYPE_CHECKING:
     from edgefuse.recipe_shapes import Bucket
 
 #: Of the largest |output|, by precision.
-RELATIVE_ERROR: Mapping[str, float] = {"fp32": 1e-4, "fp16": 2e-2, "bf16": 1e-1}
+RELATIVE_ERROR: Mapping[str, float] = {"fp32": 1e-4, "fp16": 2e-2, "bf16": 1e-1, "int8": 1e-1}
 
 
 @stage(
     name="lower",
     summary="the fused graph as GPU programs, each in one planned arena",
     file_name="{name}_cuda.tar",
-    inputs=("export", "fuse"),
+    inputs=("export", "fuse", "quantize", "trace"),
     sections=("name", "model.inputs", "shapes", "preprocess", "cuda", "fuse.max_relative_error"),
     samples=("evaluation",),
     target_fields=("balance", "threads", "gpu"),
@@ -76,9 +77,11 @@ def _lowered(
 ) -> tuple[Program, Weights, dict[str, Any]]:
     from edgefuse.cuda.lower.choose import choose
     from edgefuse.cuda.lower.graph import lower
+    from edgefuse.cuda.lower.int8 import landings_of, lower_int8
     from edgefuse.devices.balance import balance_of
     from edgefuse.graph.bucket import prove
     from edgefuse.graph.normalise import load_proto
+    from edgefuse.tflite.read import read_model
 
     assert recipe.cuda is not None
     proven = prove(
@@ -95,13 +98,14 @@ def _lowered(
         context.warn("the target has no balance: every fused group is a launch, nothing is chosen")
     else:
         plan = choose(proven.fused.model, known.balance, recipe.cuda.precision, bucket=bucket.label)
-    program, weights = lower(
-        proven.fused.model,
-        recipe.cuda.precision,
-        name=recipe.name,
-        kernels=None if plan is None else plan.kernels,
-        bucket=bucket.label,
-    )
+    kernels = None if plan is None else plan.kernels
+    model, words = proven.fused.model, {"name": recipe.name, "bucket": bucket.label}
+    if recipe.cuda.precision == "int8":
+        file = read_model(inputs["quantize"].path)
+        landings = landings_of(json.loads(inputs["trace"].path.read_bytes()))
+        program, weights = lower_int8(model, file, landings, kernels=kernels, **words)
+    else:
+        program, weights = lower(model, recipe.cuda.precision, kernels=kernels, **words)
     return program, weights, _row(program, plan, proven.evidence)
 
 
@@ -129,26 +133,32 @@ def _proof(
     program: Program,
     weights: Weights,
 ) -> dict[str, Any]:
-    """The program on real samples, by NumPy and by Triton's interpreter, against the fused ONNX."""
+    """The program on real samples, by NumPy and by Triton's interpreter, against its reference."""
     from edgefuse.cuda.run_interp import interpreter
     from edgefuse.cuda.run_numpy import Runner
     from edgefuse.data import take
     from edgefuse.graph.verify import run_onnx
     from edgefuse.parity import require_parity
+    from edgefuse.tflite.feeds import aligned, run_samples, source_layouts, turned_outputs
 
     assert recipe.cuda is not None
     limit = recipe.cuda.max_relative_error or RELATIVE_ERROR[recipe.cuda.precision]
     samples, count = context.samples("evaluation"), recipe.cuda.interpreted_samples
     feeds = take(samples, context.downloads, count, recipe.model.batch)
-    wanted = run_onnx(inputs["fuse"].path, feeds)
     by_numpy = [Runner(program, weights, poison=0xFF)(feed) for feed in feeds]
     with interpreter(context.log) as runs:
         by_kernels = [runs.run(program, weights, feed) for feed in feeds]
+    if recipe.cuda.precision == "int8":
+        require_parity(by_numpy, by_kernels, limit=0.0, what="kernels against their references")
+        found = list(run_samples(inputs["quantize"].path, source_layouts(recipe), feeds))
+        wanted, what = aligned(found, turned_outputs(by_numpy, found)), "the int8 TFLite file"
+    else:
+        wanted, what = run_onnx(inputs["fuse"].path, feeds), "the fused ONNX"
     return {
         "parity": require_parity(
-            wanted, by_kernels, limit=limit, what="GPU kernels, interpreted, against the fused ONNX"
+            wanted, by_kernels, limit=limit, what=f"GPU kernels, interpreted, against {what}"
         ),
         "numpy_parity": require_parity(
-            wanted, by_numpy, limit=limit, what="kernels' NumPy references against the fused ONNX"
+            wanted, by_numpy, limit=limit, what=f"kernels' NumPy references against {what}"
         ),
     }
