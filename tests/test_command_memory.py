@@ -246,6 +246,7 @@ def test_bad_words_get_one_message(words: tuple[str, ...], code: int, said: str)
     ("kind", "said"),
     [
         ("dynamic", "has a shape known only at run time"),
+        ("negative", "has a shape known only at run time"),
         ("zero", "has no elements"),
         ("huge", "is larger than an address can tell"),
         ("cycle", ""),
@@ -257,7 +258,7 @@ def test_onnx_that_cannot_be_planned_gets_one_message(kind: str, said: str, tmp_
     if kind == "garbage":
         path.write_bytes(b"\x08garbage" * 20)
     else:
-        sizes: dict[str, int | str] = {"dynamic": "n", "zero": 0, "huge": 1 << 31}
+        sizes: dict[str, int | str] = {"dynamic": "n", "negative": -1, "zero": 0, "huge": 1 << 31}
         _onnx(path, sizes.get(kind, 8), cyclic=kind == "cycle")
     ended = edgefuse("memory", path)
     assert (ended.code, len(ended.messages)) == (3, 1), ended.err

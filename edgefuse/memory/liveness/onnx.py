@@ -326,7 +326,7 @@ def _nbytes(value: ir.Value) -> int:
     shape = _shape(value)
     if value.dtype is None or value.dtype.name in ("STRING", "UNDEFINED"):
         problem, hint = "holds values without a fixed size", "leave it out of the graph"
-    elif shape is None or not all(isinstance(extent, int) for extent in shape):
+    elif shape is None or not all(isinstance(n, int) and n >= 0 for n in shape):
         problem = "has a shape known only at run time"
         hint = "export the model with fixed input shapes; loops and selections whose results vary "
         hint += "cannot be planned"

@@ -77,7 +77,8 @@ def _activations(model: TfliteModel) -> tuple[Tensor, ...]:
 
 
 def _check(tensor: Tensor, where: str) -> None:
-    if any(tensor.dynamic_axes):  # The first, a batch, counts as stored: so it runs.
+    # Of open axes the first, a batch, counts as stored: so it runs.
+    if any(tensor.dynamic_axes) or min(tensor.shape, default=0) < 0:
         problem, hint = "has a shape known only at run time", "convert with a fixed input shape"
     elif tensor.nbytes > _MOST_BYTES:
         problem, hint = "is larger than an address can tell", "make the input smaller"

@@ -11,7 +11,8 @@ is computed by the same sum as before: bit by bit the same in int8. Only STRIDED
 CONCATENATION are added, which every TFLite runtime has.
 
 The search takes the tiling with the fewest extra multiply-adds whose arena, as foretold for the
-runtime (:mod:`edgefuse.memory.shrink.judge`), keeps to the goal. Each tile has operators of its
+runtime (:mod:`edgefuse.memory.shrink.judge`), keeps to the goal. How much is searched is counted,
+not timed: the same file gives the same tiles everywhere. Each tile has operators of its
 own, so that the interpreter's structures grow with the tiles: they are not in that figure.
 
 Scope: see :mod:`edgefuse.memory.shrink.tile_segment`; batch 1. Left alone: everything behind the
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
     from edgefuse.tflite.read import TfliteModel
 
 MOST_TILES_AN_AXIS = 8
+_MOST_STEPS = 128  # Operators of a segment; by then a tile needs the whole picture.
+_EFFORT = 500_000  # Operators of all files that are drafted in a search.
 _GOAL_HINT = "give a larger goal, a smaller input picture, or a narrower network"
 
 
@@ -108,7 +111,11 @@ def tile(
             hint="give arena_bytes, or grid and last",
         )
     model, edit = opened(data)
-    found = [s for s in segments(edit) if last is None or s.end == last + 1]
+    found = [
+        segment
+        for segment in segments(edit)
+        if (len(segment.steps) <= _MOST_STEPS if last is None else segment.end == last + 1)
+    ]
     if not found:
         raise StageError(
             "no operators of the model can be tiled"
@@ -159,11 +166,15 @@ def _chosen(
         (c for c in _choices(model, found, grid) if goal is None or c.extra <= limit),
         key=lambda c: (c.extra, c.grid[0] * c.grid[1], c.segment.end),
     )
+    spent = 0
     for choice in choices:
         if goal is None:
             return choice
         if rest[choice.segment.end] > goal:
             continue
+        spent += len(model.operators) + _drafted(choice)
+        if spent > _EFFORT:
+            break
         planned = as_model(model, draft(model, choice.segment, choice.grid))
         if alive_at_once(planned, runtime) > goal:
             continue
@@ -211,6 +222,11 @@ def _choices(
                 yield _Choice(total - whole, segment, one)
 
 
+def _drafted(choice: _Choice) -> int:
+    """Operators of a choice's draft, about."""
+    return len(choice.segment.steps) * choice.grid[0] * choice.grid[1]
+
+
 def _product(*factors: Sequence[int]) -> int:
     return sum(map(prod, zip(*factors, strict=True)))
 
@@ -230,7 +246,11 @@ def _blocked(model: TfliteModel, choices: list[_Choice], runtime: Runtime) -> st
     """The least arena of all choices, by what is alive at once, and its largest tensors."""
     least = model
     buffers = live_buffers(model, sharing_of(runtime))
-    for choice in choices:
+    spent = 0
+    for choice in sorted(choices, key=_drafted):
+        spent += len(model.operators) + _drafted(choice)
+        if spent > _EFFORT // 2:
+            break
         planned = as_model(model, draft(model, choice.segment, choice.grid))
         held = live_buffers(planned, sharing_of(runtime))
         if peak(held)[0] < peak(buffers)[0]:

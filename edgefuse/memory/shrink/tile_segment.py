@@ -82,6 +82,7 @@ def segments(edit: Edit) -> tuple[Segment, ...]:
     source = next(int(i) for i in operators[begin].inputs if not is_constant(edit, int(i)))
     padded: dict[int, Any] = {}
     steps: list[Step] = []
+    until = _until(edit)
     known, found = {source}, []
     for place in range(begin, len(operators)):
         operator = operators[place]
@@ -93,9 +94,8 @@ def segments(edit: Edit) -> tuple[Segment, ...]:
             break
         steps.append(step)
         known.add(step.output)
-        if _crossing(edit, known - {source}, place) == {step.output} and not _waiting(
-            edit, padded, place
-        ):
+        crossing = {i for i in known if i != source and until.get(i, -1) > place}
+        if crossing == {step.output} and all(until.get(i, -1) <= place for i in padded):
             led = _leading(steps, step.output)
             found.append(Segment(begin, place + 1, source, step.output, led))
     return tuple(found)
@@ -111,16 +111,10 @@ def _leading(steps: list[Step], result: int) -> tuple[Step, ...]:
     return tuple(reversed(kept))
 
 
-def _crossing(edit: Edit, made: set[int], place: int) -> set[int]:
-    """What later operators, or the caller, read of what was made so far."""
-    later = {int(i) for operator in edit.graph.operators[place + 1 :] for i in operator.inputs}
-    return made & (later | {int(i) for i in edit.graph.outputs})
-
-
-def _waiting(edit: Edit, padded: dict[int, Any], place: int) -> bool:
-    """Whether a PAD's reader is still to come."""
-    later = {int(i) for operator in edit.graph.operators[place + 1 :] for i in operator.inputs}
-    return bool(later & padded.keys())
+def _until(edit: Edit) -> dict[int, int]:
+    """The place of the last operator that reads each tensor; behind all for the model's outputs."""
+    found = {int(i): place for place, held in enumerate(edit.graph.operators) for i in held.inputs}
+    return found | dict.fromkeys(map(int, edit.graph.outputs), len(edit.graph.operators))
 
 
 def _step(edit: Edit, place: int, padded: dict[int, Any], pads: dict[int, Any]) -> Step | None:

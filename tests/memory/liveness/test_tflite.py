@@ -77,6 +77,7 @@ def test_what_cannot_be_planned() -> None:
     image = model.tensors[model.inputs[0]]
     for change, message in (
         ({"dynamic_axes": (0, 2)}, "known only at run time"),
+        ({"shape": (-1, 5, 5, -2)}, "known only at run time"),
         ({"nbytes": 0, "shape": (1, 0, 5, 2)}, "has no elements"),
         ({"nbytes": 2**63}, "larger than an address"),
     ):

@@ -142,3 +142,20 @@ def test_a_sum_gets_whole_vectors() -> None:
     sums = [changed.tensors[o.outputs[0]].shape for o in changed.operators if o.code == "ADD"]
     assert len(sums) == 9
     assert all(shape[1] % 2 == 0 and shape[1] * shape[2] * 8 % 32 == 0 for shape in sums)
+
+
+def test_a_search_ends_however_long_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How much is drafted is counted: of the first tilings the cheapest, else a failed goal."""
+    from edgefuse.memory.shrink import tile as searched
+
+    drafted = []
+    kept = searched.draft
+    monkeypatch.setattr(searched, "draft", lambda *a: drafted.append(a) or kept(*a))
+    monkeypatch.setattr(searched, "_EFFORT", 600)
+    net = Net((16, 16))
+    x = net.conv(net.image, 4)
+    for _ in range(40):
+        x = net.add(x, net.conv(x, 4, 1))
+    with pytest.raises(GateFailed, match="the least is"):
+        tile(net.finish(x), arena_bytes=100, max_extra_share=9.0)
+    assert len(drafted) < 20
