@@ -74,7 +74,7 @@ def fill_store(cache: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("EDGEFUSE_CACHE", str(cache))
     job = make_job(RECIPE)
     made: dict[str, str] = {}
-    for stage in stages_of(job.recipe):
+    for stage in stages_of(job.recipe, target=job.target):
         path = folder / stage.file_name.format(name="mobilenet")
         if path.suffix == ".tar":
             pack({"manifest.json": b"{}"}, path)
