@@ -1,0 +1,1 @@
+"""The C program that runs a planned program on the NVIDIA driver alone."""
