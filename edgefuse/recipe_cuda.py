@@ -21,12 +21,12 @@ class Cuda(Section):
     interpreted_samples: int = Field(
         1,
         gt=0,
-        description="Real samples on which Triton's interpreter runs the kernels themselves, on the "
-        "CPU: that takes seconds to minutes each.",
+        description="Real samples on which Triton's interpreter runs the kernels themselves, on "
+        "the CPU: that takes seconds to minutes each.",
     )
     max_relative_error: float | None = Field(
         None,
         gt=0,
-        description="Of the kernels against the fused ONNX, of the largest |output|. null: 1e-4 for "
-        "fp32, 2e-2 for fp16, 1e-1 for bf16.",
+        description="Of the kernels against the fused ONNX, of the largest |output|. null: 1e-4 "
+        "for fp32, 2e-2 for fp16, 1e-1 for bf16 and, against the int8 TFLite file, for int8.",
     )
