@@ -1,9 +1,9 @@
 """A training step beside others: eager, plain checkpointing, torch.compile at its budgets, plans.
 
 Every row runs the same step on the same module and example. Peaks are those of :mod:`~.meter`,
-without gradients of a step before. Times are taken in rounds, one step of each row a round, so that
-what slows the machine down slows all rows down alike; given are the median and the range, and the
-processor's time. Gradients accumulate meanwhile, as between steps that do not clear them.
+without gradients of a step before. Times are taken in rounds, one step of each row a round, begun
+with another each time, so that what slows the machine down slows all rows down alike; given are the
+median and the range, and the processor's time. Gradients accumulate meanwhile.
 torch.compile partitions with AOTAutograd (``aot_eager_decomp_partition``): its knob bounds the
 bytes that are saved, in shares of eager's, not the peak. Its kernels would come from Inductor,
 which is not asked: the times of these rows are the graph's, operator by operator.
@@ -110,8 +110,9 @@ def compare_step(
     running = [way for way in ways if not way.row.refused]
     times: dict[str, list[tuple[float, float]]] = {way.row.name: [] for way in running}
     with undisturbed(module):
-        for _ in range(rounds):
-            for way in running:
+        for turn in range(rounds):
+            first = turn % len(running)
+            for way in (*running[first:], *running[:first]):
                 with way.enter():
                     begin, used = time.perf_counter(), time.process_time()
                     way.step()

@@ -25,6 +25,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+_GROUPED = 4
+
 _Buffers = dict[tuple["nn.Module", str], "Tensor"]
 
 
@@ -49,16 +51,22 @@ def frozen(
     """Contexts for the forward of some blocks and for the same forward run again."""
 
     def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-        from edgefuse.memory.remat.norm import Normalise, norms
+        import torch
+
+        from edgefuse.memory.remat.norm import Normalise, norms, rectifiers
 
         before: _Buffers = {}
         statistics: dict[nn.Module, deque[Any]] = {module: deque() for module in norms(modules)}
+        in_place = dict.fromkeys(rectifiers(modules, list(statistics)), torch.relu_)
 
         @contextmanager
         def noting() -> Iterator[None]:
             held = buffers_of(modules)
             before.update({k: v.clone() for k, v in held.items() if k[0] not in statistics})
-            noted = {m: Normalise(m, noted=queue) for m, queue in statistics.items()}
+            noted: dict[nn.Module, Any] = {
+                m: Normalise(m, noted=queue) for m, queue in statistics.items()
+            }
+            noted |= in_place
             with _replaced("forward", noted):
                 yield
 
@@ -67,7 +75,10 @@ def frozen(
             real = {key: key[0]._buffers[key[1]] for key in before}
             for (module, name), held in before.items():
                 module._buffers[name] = held.clone()
-            given = {m: Normalise(m, given=queue.copy()) for m, queue in statistics.items()}
+            given: dict[nn.Module, Any] = {
+                m: Normalise(m, given=queue.copy()) for m, queue in statistics.items()
+            }
+            given |= in_place
             try:
                 with _replaced("forward", given):
                     yield
@@ -145,7 +156,8 @@ def judge(block: nn.Module, x: Tensor) -> Judged:
     """Run a block once on memory of its own, and see what it does.
 
     The cost follows from operators, not from a clock, so that plans do not change from run to
-    run: bytes read and written, and floating-point operations.
+    run: bytes read and written, and floating-point operations, those of grouped convolutions
+    fourfold, as CPUs take for them.
     """
     import torch
 
@@ -249,7 +261,9 @@ def _watch(block: nn.Module, x: Tensor) -> _Watched:
                 watched.cost += sum(t.numel() * t.element_size() for t in touched)
                 counted = flop_registry.get(func._overloadpacket)
                 if counted is not None:
-                    watched.cost += int(counted(*args, **kwargs, out_val=out))
+                    grouped = name.startswith("aten.convolution") and args[-1] > 1
+                    slower = _GROUPED if grouped else 1
+                    watched.cost += slower * int(counted(*args, **kwargs, out_val=out))
             return out
 
     watched.mode = Watch()

@@ -1,21 +1,26 @@
 """Modes of a block that run a part of it twice.
 
-``light``: in ``conv, bn, relu, conv`` the second convolution's input is one normalisation and one
-comparison away from the first one's output, which is kept. A segment ``bn, relu, conv`` that stops
-before its convolution runs again costs little, and frees what relu made:
+In ``conv, bn, relu, conv`` the second convolution's input is one normalisation and one comparison
+away from the first one's output. A segment ``bn, relu, conv`` that stops before its convolution
+runs again costs little, and frees what relu made:
 
     kept   x, conv(x)          of   x, conv(x), bn(conv(x)), relu(bn(conv(x)))
 
-``narrow``: everything up to the convolution with the least output runs again, but not that one:
-its output is kept. Of an inverted residual that is its projection, for a sixth of a wide tensor.
+A mode keeps the outputs of some of a block's heavy layers (convolutions, matrix products), and
+computes everything before the last of them again, these layers themselves excepted. All choices are
+weighed by the values that they keep and the work that they repeat, and those that no other choice
+beats in both are offered. Of an inverted residual: all three convolutions; the depthwise one and
+the projection, with the expansion repeated; the projection alone, a sixth of a wide tensor.
 
-Scope: the nn.Sequential of a block with the most layers, nested ones unrolled. A layer that must
-not run twice ends a segment before it.
+Scope: the nn.Sequential of a block with the most layers, nested ones unrolled, with at most four
+heavy layers; of more, all or the narrowest. A layer that must not run twice ends a segment before
+it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 from edgefuse.memory.remat.chain import Item, Keep, Segment
@@ -29,6 +34,7 @@ if TYPE_CHECKING:
     Variant = tuple[str, nn.Sequential, Callable[[Tensor], Tensor], int]
 
 _HEAVY_DIMENSIONS = 2
+_MOST_HEAVY = 4
 
 
 def variants(block: nn.Module, x: Tensor) -> Iterator[Variant]:
@@ -43,12 +49,33 @@ def variants(block: nn.Module, x: Tensor) -> Iterator[Variant]:
     judged = [judge(layer, given) for layer, given in zip(layers, inputs)]
     heavy = [k for k, layer in enumerate(layers) if _heavy(layer)]
     after = [inputs[k + 1] for k in range(len(layers) - 1)]
-    sizes = {k: after[k].numel() for k in heavy if k < len(after)}
-    narrow = min(sizes, key=lambda k: (sizes[k], -k), default=0)
-    for name, ends in (("light", heavy), ("narrow", [narrow])):
+    paths = {id(module): path for path, module in block.named_modules()}
+    for ends in _choices([k for k in heavy if k < len(after)], [x.numel() for x in after], judged):
         items, cost = _planned(ends, judged)
         if any(isinstance(item, Segment) for item in items):
+            name = "keeps " + ", ".join(paths[id(layers[k])] for k in ends)
             yield name, sequence, runner(layers, items), cost
+
+
+def _choices(
+    heavy: Sequence[int], sizes: Sequence[int], judged: Sequence[Judged]
+) -> list[tuple[int, ...]]:
+    """Heavy layers to keep the outputs of, from the least work repeated to the fewest values."""
+    if len(heavy) > _MOST_HEAVY:
+        subsets = [tuple(heavy), (min(heavy, key=lambda k: (sizes[k], -k)),)]
+    else:
+        subsets = [s for n in range(len(heavy), 0, -1) for s in combinations(heavy, n)]
+    best: list[tuple[int, ...]] = []
+    fewest = None
+    weighed = [
+        (_planned(s, judged)[1], sum(sizes[k] for k in s) + sum(sizes[s[-1] + 1 :]), s)
+        for s in subsets
+    ]
+    for _, kept, ends in sorted(weighed):
+        if fewest is None or kept < fewest:
+            fewest = kept
+            best.append(ends)
+    return best
 
 
 def _planned(ends: Sequence[int], judged: Sequence[Judged]) -> tuple[tuple[Item, ...], int]:
