@@ -18,7 +18,7 @@ export EDGEFUSE_DATA ?= $(abspath ../shared/data)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help run check lint types imports test docs-check fix docs bench bench-int8 bench-memory bench-push bench-gates release gate push rollback status clean
+.PHONY: help run check lint types imports test docs-check fix docs bench bench-cuda bench-int8 bench-memory bench-push bench-gates gpu release gate push rollback status clean
 
 help:  ## this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -68,6 +68,13 @@ bench-int8: $(STAMP)  ## int8 accuracy against other producers, with EDGEFUSE_DA
 bench-memory: $(STAMP)  ## 11 allocation problems (with EDGEFUSE_DATA), and arenas of 31 networks
 	$(BIN)/python tests/benchmarks/minimalloc.py
 	$(BIN)/python tests/benchmarks/arena_plans.py
+
+bench-cuda: $(STAMP)  ## MobileNetV2's kernels compiled for five GPU architectures, and their machine code
+	$(BIN)/python tests/benchmarks/cubins.py
+
+gpu: $(STAMP)  ## what needs an NVIDIA GPU: every kernel, captured programs, times beside torch
+	test -d build/gpu || $(BIN)/python tests/benchmarks/gpu.py --prepare build/gpu
+	$(BIN)/python tests/benchmarks/gpu.py --programs build/gpu
 
 release: $(STAMP)  ## every recipe with release: true to dist/, stopping at the first that fails
 	$(BIN)/edgefuse release configs/*.yaml --out dist
