@@ -44,9 +44,9 @@ class Cuda:
         if self._gpu.runs == "interpreter":
             return "NumPy references of the GPU kernels"
         if self._gpu.runs == "local":
-            from edgefuse.cuda.run_gpu import device_name
+            from edgefuse.cuda.run_gpu import require_gpu
 
-            return device_name()
+            return require_gpu()
         raise self._nowhere()
 
     def outputs(
@@ -59,9 +59,9 @@ class Cuda:
             raise self._nowhere()
         runner: Any
         if self._gpu.runs == "local":
-            from edgefuse.cuda.run_gpu import GpuRunner
+            from edgefuse.cuda.run_gpu import Captured
 
-            runner = GpuRunner(program, weights)
+            runner = Captured(program, weights, self._place.work / "sources")
         else:
             from edgefuse.cuda.run_numpy import Runner
 
@@ -79,10 +79,18 @@ class Cuda:
     ) -> Cost:
         if self._gpu.runs != "local":
             raise self._nowhere()
-        from edgefuse.cuda.run_gpu import time_programs
+        from edgefuse.cuda.parcel import read
+        from edgefuse.cuda.run_gpu import Captured
 
-        rows, conditions = time_programs(models, feeds, processes=processes, rounds=rounds)
-        return Cost("ms", "measured", rows, conditions=conditions)
+        captured = []
+        for place, (model, feed) in enumerate(zip(models, feeds, strict=True)):
+            runner = Captured(*read(model)[0], self._place.work / f"sources{place}")
+            runner(feed)
+            captured.append(runner)
+        # Blocks of rounds take turns in one process: a GPU's clock drifts for all files.
+        series = [[r.times_ms(rounds) for r in captured] for _ in range(processes)]
+        rows = tuple(tuple(tuple(one[k]) for one in series) for k in range(len(captured)))
+        return Cost("ms", "measured", rows, conditions={"gpu": self.describe(), "process": 1})
 
     def arena(self, model: Path) -> tuple[Arena, Provenance]:
         from edgefuse.cuda.parcel import read
