@@ -65,9 +65,10 @@ bench: $(STAMP)  ## 2,000 random graphs, the table of what fusion does, wall tim
 bench-int8: $(STAMP)  ## int8 accuracy against other producers, with EDGEFUSE_DATA
 	$(BIN)/python tests/benchmarks/int8_accuracy.py
 
-bench-memory: $(STAMP)  ## 11 allocation problems (with EDGEFUSE_DATA), and arenas of 31 networks
+bench-memory: $(STAMP)  ## 11 allocation problems (with EDGEFUSE_DATA), arenas of 31 networks, a training step
 	$(BIN)/python tests/benchmarks/minimalloc.py
 	$(BIN)/python tests/benchmarks/arena_plans.py
+	$(BIN)/python tests/benchmarks/training_memory.py
 
 bench-cuda: $(STAMP)  ## MobileNetV2's kernels compiled for five GPU architectures, and their machine code
 	$(BIN)/python tests/benchmarks/cubins.py
