@@ -105,7 +105,7 @@ def compare(
     quiet: QuietOption = False,
     verbose: VerboseOption = False,
 ) -> None:
-    """Time the model in other toolchains beside edgefuse's, in turns, one thread each."""
+    """Time the model in other toolchains beside edgefuse's, in turns: one thread, or a GPU."""
     from edgefuse.command_compare import compare_recipe
 
     document, folder = compare_recipe(

@@ -203,7 +203,8 @@ class _Comparison:
             }
             log = self._logs / f"{row.name}.log"
             after = _SAVED_MODEL if row.family == "tensorflow" else ""
-            tasks.append(Task(row.name, WORKER, job, log, after=after))
+            task = Task(row.name, WORKER, job, log, after=after, environment=row.environment)
+            tasks.append(task)
         if any(task.after for task in tasks):
             tasks.insert(0, self._conversion())
         return tasks

@@ -19,6 +19,7 @@ import yaml
 from command import Ended, edgefuse
 
 from edgefuse import command_compare
+from edgefuse.compare import cuda_device
 from edgefuse.compare.rows import ROWS
 
 pytestmark = pytest.mark.xdist_group("compare")
@@ -47,7 +48,7 @@ QUICK = (
 FIELDS = {
     *("name", "title", "status", "available", "reason", "ours", "operators", "fusions"),
     *("fusion_kinds", "p50_ms", "p90_ms", "ratio_to_eager", "ratio_to_base", "samples"),
-    *("max_relative_error", "cpu_p50_ms", "cores", "versions", "note"),
+    *("max_relative_error", "cpu_p50_ms", "cores", "versions", "note", "device"),
 }
 
 
@@ -274,6 +275,21 @@ def test_a_recipe_without_torch(recipe: Path, tmp_path: Path) -> None:
     rows = rows_of(json.loads((tmp_path / "out/compare.json").read_text()))
     assert rows["onnxruntime_basic"]["ratio_to_base"] == 1.0
     assert rows["edgefuse_disabled"]["max_relative_error"] < 1e-5
+
+
+def test_no_gpu_costs_nothing(
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cuda_device, "LIBRARY", "libcuda-of-nobody.so.1")
+    monkeypatch.setattr(command_compare, "run_aside", lambda *_: pytest.fail("a stage ran"))
+    names = [row.name for row in ROWS if row.on_gpu]
+    ended = compare(recipe, *names, more=("--out", tmp_path))
+    assert ended.code == 0, ended.err
+    told = " ".join(ended.out.split())
+    assert f"{', '.join(names)}: unavailable: no CUDA device" in told
+    rows = json.loads((tmp_path / "compare.json").read_text())["rows"]
+    assert {(row["status"], row["reason"]) for row in rows} == {("unavailable", "no CUDA device")}
+    assert [path.name for path in (tmp_path / "logs").iterdir()] == ["compare.log"]
 
 
 def test_slow_rows(recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,8 +5,9 @@ Fields of a row: ``name``, ``title``, ``status`` (measured, unavailable, error),
 ``ratio_to_eager`` (times as fast as eager; null without eager), ``ratio_to_base``,
 ``max_relative_error`` (against the base, relative to its largest |output|), ``samples`` (timed
 invocations), ``cpu_p50_ms`` (CPU time of all threads), ``cores`` (CPU time over wall time: 1 for
-one thread that nobody interrupts), ``versions``, ``note``. Of the document:
-``base`` is the row that ratios and errors refer to: eager, else the first that was measured.
+one thread that nobody interrupts), ``versions``, ``note``, ``device`` (the name of the GPU; empty
+for the CPU). Of the document: ``base`` is the row that ratios and errors refer to: eager, else the
+first that was measured.
 """
 
 from __future__ import annotations
@@ -77,7 +78,11 @@ def build(
 
 
 def _doubts(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What makes the times less than they seem: a busy machine, a row on more than one thread."""
+    """What makes the times less than they seem: a busy machine, a row on more than one thread.
+
+    Rows on a GPU are left out: how they wait for it says nothing of the machine.
+    """
+    rows = [row for row in rows if not row["device"]]
     cores = [row["cores"] for row in rows if row["cores"] is not None]
     found = []
     if cores and statistics.median(cores) < LEAST_CORES:
@@ -121,6 +126,7 @@ def _row(found: Measured, base: Measured | None, error: float | None) -> dict[st
         "cores": round(sum(found.cpu_ms) / sum(times), 2) if there else None,
         "versions": found.answer.get("versions", {}),
         "note": found.answer.get("note", ""),
+        "device": found.answer.get("device", ""),
     }
 
 

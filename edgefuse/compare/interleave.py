@@ -54,6 +54,7 @@ class Task:
         log: where its standard error goes.
         folder: its working folder; None for ours.
         after: the task that must have succeeded before it; empty for none.
+        environment: added to what every task is started with.
     """
 
     name: str
@@ -62,6 +63,7 @@ class Task:
     log: Path
     folder: Path | None = None
     after: str = ""
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -166,8 +168,9 @@ class _Preparation:
             if task.after in self._failed or (task.after and task.after not in self.done):
                 continue
             self._waiting.remove(task)
+            environment = {**self._environment, **task.environment}
             talk = self._children.enter_context(
-                conversing(task.module, task.log, folder=task.folder, environment=self._environment)
+                conversing(task.module, task.log, folder=task.folder, environment=environment)
             )
             talk.tell(task.job)
             self.talks[task.name] = talk

@@ -25,6 +25,7 @@ class Prepared:
         fusions: what this tool fused, kind -> how often; None when not obtainable.
         versions: distribution -> version of what ran.
         note: what one must know to read the figures.
+        device: the name of the GPU that it runs on; empty for the CPU.
     """
 
     bind: Callable[[Feed], Callable[[], object]]
@@ -33,6 +34,7 @@ class Prepared:
     fusions: Mapping[str, int] | None
     versions: Mapping[str, str]
     note: str = ""
+    device: str = ""
 
 
 @dataclass(frozen=True)

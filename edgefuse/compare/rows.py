@@ -1,16 +1,30 @@
-"""The rows of a comparison: which toolchains there are, in the order they are shown."""
+"""The rows of a comparison: which toolchains there are, in the order they are shown.
+
+Rows on a GPU are there where the driver finds one.
+"""
 
 from __future__ import annotations
 
 import difflib
 import importlib.util
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from edgefuse.compare.cuda_device import why_no_device
 from edgefuse.errors import UsageError
 
-Family = Literal["torch", "onnxruntime", "openvino", "tensorflow", "litert"]
+Family = Literal[
+    "torch",
+    "onnxruntime",
+    "openvino",
+    "tensorflow",
+    "litert",
+    "cuda_torch",
+    "cuda_onnxruntime",
+    "cuda_program",
+]
 Reads = Literal["torch", "unfused", "fused", "float", "int8"]
 EAGER = "eager"
 _OURS = "edgefuse + onnxruntime"
@@ -23,7 +37,8 @@ class Row:
     Attributes:
         name: what ``--row`` takes and JSON says.
         title: for people.
-        family: the module of this package that runs it, and the package that it needs.
+        family: the module of this package that runs it, and the packages that it needs; one
+            module runs all that begin with ``cuda_``.
         variant: what that module is to do.
         reads: the model it starts from: the module itself, the unfused or the fused ONNX graph,
             the float or the int8 .tflite.
@@ -39,7 +54,35 @@ class Row:
     ours: bool = False
     slow: bool = False
 
+    @property
+    def on_gpu(self) -> bool:
+        return self.family.startswith("cuda_")
 
+    @property
+    def environment(self) -> dict[str, str]:
+        """What its process is started with: a row on a GPU sees one, and no TF32."""
+        if not self.on_gpu:
+            return {}
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0")
+        return {"CUDA_VISIBLE_DEVICES": visible, "NVIDIA_TF32_OVERRIDE": "0"}
+
+
+def _cuda(
+    tool: str, title: str, family: Family, reads: Reads, *precisions: str, ours: bool = False
+) -> Iterator[Row]:
+    """Rows of one tool on a GPU, one for each precision."""
+    slow = tool in ("inductor", "tensorrt")
+    for precision in precisions:
+        variant = f"{tool}_{precision}"
+        name, words = f"cuda_{variant}", f"CUDA: {title}, {precision}"
+        yield Row(name, words, family, variant, reads, ours=ours, slow=slow)
+
+
+_ON_GPU: dict[str, tuple[Family, Reads]] = {
+    "torch": ("cuda_torch", "torch"),
+    "onnxruntime": ("cuda_onnxruntime", "unfused"),
+    "edgefuse": ("cuda_program", "fused"),
+}
 ROWS = (
     Row(EAGER, "PyTorch eager", "torch", "eager", "torch"),
     Row("folded", "PyTorch eager, fused by torch.fx", "torch", "folded", "torch"),
@@ -56,6 +99,12 @@ ROWS = (
     Row("litert_int8", "LiteRT int8", "litert", "int8", "int8", ours=True),
     Row("edgefuse_disabled", f"{_OURS}, disabled", "onnxruntime", "disabled", "fused", ours=True),
     Row("edgefuse_all", f"{_OURS}, all", "onnxruntime", "all", "fused", ours=True),
+    *_cuda("eager", "PyTorch eager", *_ON_GPU["torch"], "fp32", "fp16"),
+    *_cuda("channels_last", "PyTorch, channels last", *_ON_GPU["torch"], "fp32", "fp16"),
+    *_cuda("inductor", "torch.compile, max-autotune", *_ON_GPU["torch"], "fp32", "fp16"),
+    *_cuda("onnxruntime", "onnxruntime", *_ON_GPU["onnxruntime"], "fp32"),
+    *_cuda("tensorrt", "onnxruntime, TensorRT", *_ON_GPU["onnxruntime"], "fp32", "fp16"),
+    *_cuda("edgefuse", "edgefuse", *_ON_GPU["edgefuse"], "fp32", "fp16", ours=True),
 )
 
 # Importable package and the remedy when it is missing.
@@ -68,6 +117,9 @@ _PACKAGES: dict[Family, tuple[tuple[str, ...], str]] = {
         "pip install 'edgefuse[convert]' -c constraints.txt",
     ),
     "litert": (("ai_edge_litert",), "pip install ai-edge-litert -c constraints.txt"),
+    "cuda_torch": (("torch",), "install a PyTorch that is built for CUDA"),
+    "cuda_onnxruntime": (("onnxruntime",), "pip install onnxruntime-gpu"),
+    "cuda_program": (("torch", "triton"), "pip install 'edgefuse[cuda]' -c constraints.txt"),
 }
 
 
@@ -89,7 +141,9 @@ def select(names: Sequence[str]) -> tuple[Row, ...]:
 
 
 def why_not_installed(row: Row) -> str:
-    """Empty when the row's packages are there; nothing is imported."""
+    """Empty when the row's packages, and the GPU that it runs on, are there; imports none."""
+    if row.on_gpu and (reason := why_no_device()):
+        return reason
     packages, remedy = _PACKAGES[row.family]
     return next((f"not installed: {p} ({remedy})" for p in _missing(packages)), "")
 

@@ -11,16 +11,15 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from edgefuse.compare.prepared import Prepared, Request, Unavailable, without_zeros
+from edgefuse.compare.torch_module import dispatched, load_module
 from edgefuse.errors import ToolError
 
 if TYPE_CHECKING:
     from edgefuse.compare.prepared import Array, Feed
-    from edgefuse.stage import Context
 
 # Nodes of a TorchScript graph that compute nothing.
 _PLUMBING = re.compile(
@@ -28,21 +27,6 @@ _PLUMBING = re.compile(
 )
 _KERNEL = re.compile(r"^\s+(?:\w+ = )?(cpp_fused_\w+|extern_kernels\.\w+|torch\.ops\.\S+?)\(", re.M)
 _ORIGINS = re.compile(r"Original ATen: \[([^\]]*)\]")
-
-
-@dataclass(frozen=True)
-class _Lent:
-    """The part of a stage's context that loading a module reads."""
-
-    base: Path
-    weights: Path | None
-
-    def local(self, _: object) -> Path:
-        assert self.weights is not None
-        return self.weights
-
-    def warn(self, _: str) -> None:
-        """The export of the same model has said it."""
 
 
 def prepare(request: Request, sample: Feed) -> Prepared | Unavailable:
@@ -56,7 +40,7 @@ def prepare(request: Request, sample: Feed) -> Prepared | Unavailable:
 
     torch.set_num_threads(1)
     torch.set_num_interop_threads(1)
-    module = _module(request.torch)
+    module = load_module(request.torch)
     arguments = _tensors(sample)
     made = _VARIANTS[request.variant](module, arguments)
     if isinstance(made, Unavailable):
@@ -85,16 +69,6 @@ def prepare(request: Request, sample: Feed) -> Prepared | Unavailable:
     return Prepared(bind, outputs, operators, fusions, versions, note)
 
 
-def _module(given: Mapping[str, Any]) -> Any:
-    from edgefuse.recipe import TorchModel
-    from edgefuse.sources import torch_callable
-
-    weights = given["weights_file"]
-    lent = _Lent(Path(given["base"]), Path(weights) if weights else None)
-    model = TorchModel.model_validate(given["model"])
-    return torch_callable.load(model, given["seed"], cast("Context", lent))
-
-
 def _tensors(feed: Feed) -> tuple[Any, ...]:
     import torch
 
@@ -105,7 +79,7 @@ Made = tuple[Callable[..., Any], int | None, Mapping[str, int] | None, str]
 
 
 def _eager(module: Any, arguments: tuple[Any, ...]) -> Made:
-    return module, _dispatched(module, arguments), {}, "one operator at a time"
+    return module, dispatched(module, arguments), {}, "one operator at a time"
 
 
 def _folded(module: Any, arguments: tuple[Any, ...]) -> Made:
@@ -115,7 +89,7 @@ def _folded(module: Any, arguments: tuple[Any, ...]) -> Made:
     folded = _batch_norms(module) - _batch_norms(fused)
     fusions = without_zeros({"BatchNorm folded": folded})
     note = "torch.fx.experimental.optimization.fuse"
-    return fused, _dispatched(fused, arguments), fusions, note
+    return fused, dispatched(fused, arguments), fusions, note
 
 
 def _torchscript(module: Any, arguments: tuple[Any, ...]) -> Made:
@@ -166,26 +140,6 @@ def _batch_norms(module: Any) -> int:
     from torch.nn.modules.batchnorm import _BatchNorm
 
     return sum(isinstance(part, _BatchNorm) for part in module.modules())
-
-
-def _dispatched(module: Any, arguments: tuple[Any, ...]) -> int:
-    """How many operators eager PyTorch dispatches, views aside."""
-    import torch
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    called: list[str] = []
-
-    class Count(TorchDispatchMode):  # type: ignore[misc]
-        def __torch_dispatch__(
-            self, operator: Any, types: Any, args: Any = (), kwargs: Any = None
-        ) -> Any:
-            if not operator.is_view:
-                called.append(str(operator))
-            return operator(*args, **(kwargs or {}))
-
-    with torch.inference_mode(), Count():
-        module(*arguments)
-    return len(called)
 
 
 def _kinds(graph: Any) -> Counter[str]:

@@ -65,11 +65,14 @@ def _prepare(job: Mapping[str, Any]) -> dict[str, Any]:
         "fusions": found.fusions,
         "versions": dict(found.versions),
         "note": found.note,
+        "device": found.device,
     }
 
 
 def _load(family: str, request: Request, feeds: list[Feed]) -> Prepared | Unavailable:
-    if family == "torch":
+    if family.startswith("cuda_"):
+        from edgefuse.compare.cuda_rows import prepare
+    elif family == "torch":
         from edgefuse.compare.torch_rows import prepare
     elif family == "onnxruntime":
         from edgefuse.compare.onnxruntime_rows import prepare

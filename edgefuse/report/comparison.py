@@ -29,9 +29,10 @@ _BAR_WIDTH = 340
 _ROW_HEIGHT = 24
 _WHY_LENGTH = 64
 _ABOUT = (
-    "Every row ran in a process of its own on one thread, in turns with all others. Times are of "
-    "single invocations; a ratio says how many times as fast as the base a row is. The error is "
-    "the largest difference to the base, relative to the base's largest output."
+    "Every row ran in a process of its own on one thread, or on the GPU that it names, in turns "
+    "with all others. Times are of single invocations, a GPU waited for; a ratio says how many "
+    "times as fast as the base a row is. The error is the largest difference to the base, relative "
+    "to the base's largest output."
 )
 
 

@@ -22,6 +22,8 @@ def work(job: dict[str, Any]) -> dict[str, Any]:
         os._exit(7)
     if held["behaviour"] == "raise":
         raise SourceError("cannot", where="here")
+    if held["behaviour"] == "see":
+        return {"unavailable": "sees " + os.environ["CUDA_VISIBLE_DEVICES"]}
     if held["behaviour"] == "lack":
         return {"unavailable": "no compiler"}
     if job["do"] == "prepare":

@@ -41,6 +41,7 @@ def _run(folder: Path, behaviours: dict[str, str], after: str = "") -> list[Meas
             {"do": "prepare", "behaviour": behaviour, "turns": str(folder / "turns")},
             folder / f"{key}.log",
             after="" if key == "first" else after,
+            environment={"CUDA_VISIBLE_DEVICES": "7"} if key == "on a GPU" else {},
         )
         for key, behaviour in behaviours.items()
     ]
@@ -80,6 +81,11 @@ def test_a_row_that_fails_does_not_stop_the_others(tmp_path: Path) -> None:
     assert "ended with code 7: last words" in rows[3].reason
     assert rows[4].reason == "no compiler"
     assert len(rows[0].bursts_ms) == 3
+
+
+def test_only_a_row_on_a_gpu_sees_one(tmp_path: Path) -> None:
+    rows = _run(tmp_path, {"a": "see", "on a GPU": "see"})
+    assert [m.reason for m in rows] == ["sees -1", "sees 7"]
 
 
 @pytest.mark.parametrize(("first", "status"), [("work", "measured"), ("raise", "error")])

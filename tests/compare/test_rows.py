@@ -8,9 +8,11 @@ from edgefuse.compare import rows as catalogue
 from edgefuse.compare.rows import ROWS, select, why_not_from, why_not_installed
 from edgefuse.errors import UsageError
 
+_TORCH_ON_GPU = ("eager", "channels_last", "inductor")
+
 
 def test_names_and_titles_differ() -> None:
-    assert len({row.name for row in ROWS}) == len({row.title for row in ROWS}) == len(ROWS) == 15
+    assert len({row.name for row in ROWS}) == len({row.title for row in ROWS}) == len(ROWS) == 26
 
 
 def test_the_order_is_that_of_the_catalogue() -> None:
@@ -34,7 +36,9 @@ def test_what_a_source_has() -> None:
 
     everything = {row.name for row in ROWS}
     assert there("torch") == everything
-    assert there("onnx") == everything - {"eager", "folded", "torchscript", "inductor"}
+    torch_rows = {"eager", "folded", "torchscript", "inductor"}
+    torch_rows |= {f"cuda_{t}_{p}" for t in _TORCH_ON_GPU for p in ("fp32", "fp16")}
+    assert there("onnx") == everything - torch_rows
     assert there("tflite") == {"litert_float", "litert_int8"}
     assert why_not_from(ROWS[0], "onnx") == "the recipe's source is an .onnx file"
     assert why_not_from(ROWS[0], "tflite") == "the recipe's source is a .tflite file"
