@@ -12,7 +12,7 @@ from edgefuse.keys import version
 from edgefuse.plan import Job
 from edgefuse.recipe import Recipe, Samples
 from edgefuse.store import Store, default_root
-from edgefuse.target import load_target
+from edgefuse.target import Target, load_target
 from edgefuse.yaml_file import read_yaml, validate, with_overrides
 
 _DISTRIBUTIONS = {"litert": "ai-edge-litert", "tflite_runtime": "tflite-runtime"}
@@ -43,6 +43,8 @@ def make_job(
             raise
         where = "--target" if target else document.where(("target",))
         raise RecipeError(error.message, hint=error.hint, where=where) from None
+    if board.runtime == "cuda":
+        _require_program(recipe, board, "--target" if target else document.where(("target",)))
 
     @functools.cache
     def samples_of(role: str) -> SampleSet:
@@ -91,6 +93,22 @@ def make_job(
         fingerprint=fingerprint,
         place=place,
     )
+
+
+def _require_program(recipe: Recipe, board: Target, where: str) -> None:
+    """Refuse a recipe of which no GPU program is made: the gates would judge another file."""
+    if recipe.model.tflite is not None:
+        raise RecipeError(
+            f"target {board.name} runs the fused graph, and a .tflite source has none",
+            hint="give model.onnx or model.torch, or a target that runs .tflite files",
+            where=where,
+        )
+    if recipe.cuda is None:
+        raise RecipeError(
+            f"target {board.name} runs a GPU program, and the recipe has no section cuda",
+            hint="add it: cuda: {precision: fp16}",
+            where=where,
+        )
 
 
 def output_folder(job: Job, out: Path | None) -> Path:

@@ -432,4 +432,8 @@ class Recipe(Section):
             if self.model.tflite is not None:
                 raise ValueError("shapes needs a graph to plan: a .tflite file has one shape")
             resolve(self.shapes.buckets, self.model.inputs)
+        if self.cuda is not None and self.model.tflite is not None:
+            raise ValueError("cuda needs a graph to lower: a .tflite source has none")
+        if self.cuda and self.cuda.precision == "int8" and self.quantize.format != "int8":
+            raise ValueError("cuda.precision: int8 takes its scales from quantize.format: int8")
         return self
