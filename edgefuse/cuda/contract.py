@@ -169,6 +169,12 @@ KERNELS: Mapping[str, Contract] = {
     "concat": Contract((1, 64), (0, 0), ("sizes", "extents", "views"), _concat),
     "attention": Contract((3, 3), (0, 0), ("sizes", "views", "scale"), _attention, matrix=True),
 }
+#: What ``kind`` may be.
+_WAYS: Mapping[str, tuple[str, ...]] = {
+    "pool": ("max", "average"),
+    "reduce": ("mean", "sum", "max", "min", "sum_square"),
+    "norm": ("layer", "rms"),
+}
 # Kernels whose output may have any shape of as many elements.
 _COUNTED = ("reduce", "pointwise", "concat")
 
@@ -188,6 +194,8 @@ def breaches(program: Program, launch: Launch) -> Iterator[str]:
         given = sorted(launch.attributes)
         yield f"{launch.kernel} takes the attributes {sorted(contract.attributes)}, not {given}"
         return
+    if launch.kernel in _WAYS and launch.attributes["kind"] not in _WAYS[launch.kernel]:
+        yield f"{launch.kernel} has no kind {launch.attributes['kind']!r}"
     if launch.inner and not contract.inner:
         yield f"{launch.kernel} takes no inner steps"
     shapes = [[program.tensor(n).shape for n in names] for names in (launch.inputs, launch.weights)]

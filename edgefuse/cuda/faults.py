@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from edgefuse.cuda.contract import breaches, read_by_element
 from edgefuse.cuda.program import ARENA_ALIGNMENT, Program, Tensor, indexable
 from edgefuse.errors import StageError
+from edgefuse.memory.arena import aligned
 
 
 def faults(program: Program) -> Iterator[StageError]:
@@ -20,13 +21,14 @@ def faults(program: Program) -> Iterator[StageError]:
         yield StageError(f"two tensors of program {program.name!r} share a name")
     for tensor in program.tensors:
         yield from _tensor_faults(program, tensor)
-    yield from _arena_faults(program)
-    written = {t.name for t in program.tensors if t.role in ("input", "weight")}
     for launch in program.launches:
         unknown = [n for n in (*launch.reads, launch.output) if n not in program.by_name]
         if unknown:
             yield StageError(f"tensor {unknown[0]!r} does not exist", where=launch.place)
-            continue
+            return
+    yield from _arena_faults(program)
+    written = {t.name for t in program.tensors if t.role in ("input", "weight")}
+    for launch in program.launches:
         for name in launch.reads:
             if program.root(name).name not in written:
                 yield StageError(
@@ -51,6 +53,11 @@ def _tensor_faults(program: Program, tensor: Tensor) -> Iterator[StageError]:
     if any(extent < 1 for extent in tensor.shape):
         yield StageError(f"tensor {tensor.name!r} {list(tensor.shape)} has no elements")
     if not tensor.alias_of:
+        if tensor.role == "weight" and tensor.offset % ARENA_ALIGNMENT:
+            yield StageError(
+                f"weight {tensor.name!r} begins at byte {tensor.offset}, no multiple of "
+                f"{ARENA_ALIGNMENT}"
+            )
         if tensor.role == "weight" and tensor.offset + tensor.nbytes > program.weights_bytes:
             yield StageError(f"weight {tensor.name!r} reaches beyond the end of the weights")
         return
@@ -62,6 +69,15 @@ def _tensor_faults(program: Program, tensor: Tensor) -> Iterator[StageError]:
 
 def _arena_faults(program: Program) -> Iterator[StageError]:
     """The plan against the launches: lifetimes are worked out again, from the launches alone."""
+    if len(program.arena.offsets) != len(program.arena.buffers):
+        yield StageError("the arena has not one offset for each buffer")
+        return
+    side_by_side = sum(aligned(b.size_bytes, ARENA_ALIGNMENT) for b in program.arena.buffers)
+    if program.arena.arena_bytes > side_by_side:
+        yield StageError(
+            f"the arena has {program.arena.arena_bytes} bytes, {side_by_side} would hold every "
+            "buffer by itself"
+        )
     placed = {
         name: (offset, buffer)
         for buffer, offset in zip(program.arena.buffers, program.arena.offsets, strict=True)

@@ -50,10 +50,16 @@ def read(path: Path) -> tuple[tuple[Program, Weights], ...]:
         index = json.loads(members["index.json"])
         if index["schema"] != SCHEMA:
             raise StageError(f"programs of schema {index['schema']!r}", where=str(path))
-        rows = [(members[r["program"]], members[r["weights"]]) for r in index["buckets"]]
-    except (KeyError, TypeError, ValueError) as error:
+        rows = [(members[r["program"]].decode(), r["weights"]) for r in index["buckets"]]
+        held = {name: Weights(members[name]) for _, name in rows}
+        if not rows:
+            raise ValueError("it holds no bucket")
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise StageError(f"no archive of programs: {error}", where=str(path), hint=_AGAIN) from None
-    found = tuple((from_text(text.decode(), str(path)), Weights(data)) for text, data in rows)
+    for name, weights in held.items():
+        if name != f"weights/{weights.sha256}.bin":
+            raise StageError(f"{name} does not match its SHA-256", where=str(path), hint=_AGAIN)
+    found = tuple((from_text(text, str(path)), held[name]) for text, name in rows)
     for program, weights in found:
         if len(weights.data) != program.weights_bytes:
             raise StageError("weights of another length", where=str(path), hint=_AGAIN)

@@ -221,6 +221,8 @@ def from_text(text: str, where: str = "program") -> Program:
     Raises:
         StageError: no program of this schema, or one with a fault.
     """
+    from edgefuse.cuda.document import breach
+
     try:
         row = json.loads(text)
         if row["schema"] != SCHEMA:
@@ -229,6 +231,8 @@ def from_text(text: str, where: str = "program") -> Program:
                 hint="make the program again",
                 where=where,
             )
+        if found := breach(text):
+            raise ValueError(found)
         program = Program(
             name=str(row["name"]),
             bucket=str(row["bucket"]),
@@ -240,7 +244,7 @@ def from_text(text: str, where: str = "program") -> Program:
             floor_bytes=int(row["floor_bytes"]),
             notes=tuple(row["notes"]),
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise StageError(
             f"not a program: {type(error).__name__} {error}",
             hint="make the program again; a cut copy does this",
