@@ -6,7 +6,9 @@ import os
 import shutil
 from collections.abc import Callable, Generator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from edgefuse.devices.device import prepared_folder
@@ -15,6 +17,18 @@ from edgefuse.errors import FetchError
 
 PREPARED = prepared_folder()  # Now: later a test may have set another EDGEFUSE_CACHE.
 KEPT = "EDGEFUSE_CACHE" in os.environ
+
+
+_DRAWN: dict[tuple[str, str], Any] = {}
+
+
+@pytest.fixture(autouse=True)
+def draws_the_same_whichever_test_ran_before(request: pytest.FixtureRequest) -> None:
+    """A module's random generators begin every test as the module made them."""
+    for name, held in vars(request.module).items():
+        if isinstance(held, np.random.Generator):
+            first = _DRAWN.setdefault((request.module.__name__, name), held.bit_generator.state)
+            held.bit_generator.state = first
 
 
 @pytest.fixture(scope="session")

@@ -28,7 +28,7 @@ class Kinds:
 
     def all(self) -> dict[str, Kind]:
         kind = Kind("qemu", None, self.prepare, lambda *_: {"an emulator": self.there})  # type: ignore[arg-type]
-        names = ("qemu", "tflite_micro", "ethos_u", "edgetpu", "remote")
+        names = ("qemu", "tflite_micro", "ethos_u", "edgetpu", "remote", "cuda")
         return dict.fromkeys(names, kind) | {"host": Kind("host", None)}  # type: ignore[arg-type]
 
 

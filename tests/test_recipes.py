@@ -73,7 +73,11 @@ def test_mobilenet_on_a_folder_of_labelled_pictures(
 def test_every_recipe_is_valid_and_decidable(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(os.environ, "EDGEFUSE_DATA", "/nowhere")
     recipe = load(path, Recipe)
-    assert recipe.gates.accuracy and recipe.gates.memory and recipe.gates.latency
+    assert recipe.gates.accuracy and recipe.gates.memory
+    if recipe.target == "tflm":
+        assert recipe.gates.latency is None and not recipe.release, "nothing there tells the time"
+        return
+    assert recipe.gates.latency
     ratio = recipe.gates.latency.max_ratio_to_float
     assert ratio is not None and ratio <= (2 if recipe.name in SLOWER_IN_INT8 else 0.8)
     assert recipe.gates.latency.max_p90_ms is None
