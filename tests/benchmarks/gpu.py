@@ -55,8 +55,11 @@ def prepare(folder: Path) -> None:
     for name in MODELS:
         net = module(name)
         torch.save(net.state_dict(), folder / f"{name}.pt")
-        proto = fused_file(name, net, folder / f"{name}.onnx")
-        made = [lowered(name, proto, batch, "fp16") for batch in BATCHES]
+        made = []
+        for batch in BATCHES:  # Exports of some networks hold their batch.
+            proto = fused_file(name, net, folder / "net.onnx", batch)
+            made.append(lowered(name, proto, batch, "fp16"))
+        (folder / "net.onnx").unlink()
         parcel.write(made, folder / f"{name}.tar")
         for program, _ in made:
             print(f"{name} {program.bucket}: {counted(program)}", flush=True)

@@ -30,7 +30,7 @@ def picture(name: str) -> tuple[str, tuple[int, ...]]:
     return found
 
 
-def fused_file(name: str, net: Any, path: Path) -> Any:
+def fused_file(name: str, net: Any, path: Path, batch: int = 1) -> Any:
     """Export and fuse; the ONNX model."""
     import torch
     from cuda.nets import fused
@@ -44,7 +44,7 @@ def fused_file(name: str, net: Any, path: Path) -> Any:
         raw = Path(folder) / "raw.onnx"
         torch.onnx.export(
             net,
-            (torch.zeros(1, *shape),),
+            (torch.zeros(batch, *shape),),
             dynamo=True,
             optimize=False,
             input_names=[entry],

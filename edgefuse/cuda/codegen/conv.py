@@ -15,6 +15,7 @@ from edgefuse.cuda.codegen.window import Window, both, window
 from edgefuse.cuda.storage import ITEM_BYTES
 
 _FEW_CHANNELS = 16
+_MOST_GATHERED = 64
 
 
 def write(body: Body) -> None:
@@ -26,6 +27,8 @@ def write(body: Body) -> None:
     gathered = channels < _FEW_CHANNELS or layout == "NCHW"
     inner = down * along * channels if gathered else channels
     height, width = matrix_tile(body.machine, rows, columns)
+    if gathered and not body.machine.interpreted:  # Addresses of all elements take registers.
+        height = min(height, _MOST_GATHERED)
     deep = depth(body.machine, inner, ITEM_BYTES[x.dtype])
     body.warps = matrix_warps((height, width))
     body.cut(rows, height, columns, width)

@@ -16,7 +16,9 @@ from edgefuse.cuda.codegen.machine import matrix_warps, power_of_two
 from edgefuse.cuda.codegen.window import both, window
 from edgefuse.cuda.storage import ITEM_BYTES
 
-_WIDEST = 256
+_WIDEST = 512
+_MOST_RESULTS = 8192
+_MOST_TAPPED = 2048
 _DEEPEST = 32
 
 
@@ -27,7 +29,9 @@ def write(body: Body) -> None:
     shape = body.output.shape
     rows = shape[0] * shape[1] * shape[2]
     height, width, deep = _tile(body, rows, channels, columns, ITEM_BYTES[x.dtype])
-    body.warps = matrix_warps((height, width))
+    # Taps need registers beside the accumulators: at most 32 results and 8 elements of a tap.
+    wide = height * width >= _MOST_RESULTS or height * deep >= _MOST_TAPPED
+    body.warps = 8 if wide else matrix_warps((height, width))
     body.stages = 1
     body.cut(rows, height, columns, width)
     r = body.axis("r", "tr", height, shape[:3], "[:, None]")
@@ -64,7 +68,7 @@ def _tile(
         deep = min(power_of_two(channels), 256)
         return min(power_of_two(rows), 1024), power_of_two(columns), deep
     width = min(power_of_two(columns, 16), _WIDEST)
-    height = 64 if width <= 128 else 32
+    height = max(16, min(64, _MOST_RESULTS // 2 // width))
     while height > 16 and ceil(rows / height) * ceil(columns / width) < body.machine.parallel_tiles:
         height //= 2
     return height, width, max(_DEEPEST if item_bytes < 4 else 16, 32 if item_bytes == 1 else 16)
