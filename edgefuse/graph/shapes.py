@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 from edgefuse.errors import RecipeError, StageError
 from edgefuse.graph.cost import KERNEL_KEY, kernel_of, load_time
 from edgefuse.graph.flops import extents
-from edgefuse.graph.normalise import DOMAIN, infer_shapes, prepare
+from edgefuse.graph.normalise import DOMAIN, SEQUENCES, infer_shapes, prepare
 from edgefuse.graph.pipeline import ordered_passes, run_passes
 from edgefuse.graph.values import Array, constant, describe, is_constant, read
 
@@ -303,6 +303,10 @@ def _check_complete(model: ir.Model, old: InputShapes, new: InputShapes, where: 
 
 
 def _static(value: ir.Value) -> bool:
+    """Whether it has a fixed shape. A list of tensors needs none: what is taken out of it does."""
+    producer = value.producer()
+    if producer is not None and producer.domain == "" and producer.op_type in SEQUENCES:
+        return True
     return value.shape is not None and all(isinstance(extent, int) for extent in value.shape)
 
 

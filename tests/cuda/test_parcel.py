@@ -25,8 +25,6 @@ Row = dict[str, Any]
 def archive() -> dict[str, bytes]:
     import tempfile
 
-    import onnx_ir as ir
-
     model = at_shapes(fused(graph(BLOCK)), {}).model
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "whole.tar"

@@ -116,6 +116,16 @@ def test_an_axis_that_only_looks_like_the_batch_is_left() -> None:
     assert shapes_of(found) == [(2, 4), (2, 4), (4, 2)] and found.rebound == ()
 
 
+def test_what_is_taken_out_of_a_list_has_a_shape() -> None:
+    text = (
+        HEAD + "(float[1,3,6] x) => (float[1,3,2] y)<int64 size = {2}, int64 at = {1}>"
+        "{ l = SplitToSequence <axis=2> (x, size) y = SequenceAt(l, at) }"
+    )
+    found = at(text, x=(4, 3, 6))
+    given = np.arange(72, dtype=np.float32).reshape(4, 3, 6)
+    assert np.array_equal(Runner(found.proto)({"x": given})["y"], given[..., 2:4])
+
+
 @pytest.mark.parametrize(
     ("text", "shapes", "said"),
     [
