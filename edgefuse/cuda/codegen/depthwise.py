@@ -7,7 +7,7 @@ from edgefuse.cuda.codegen.body import INTEGERS, Body
 from edgefuse.cuda.codegen.machine import vector_tile, vector_warps
 from edgefuse.cuda.codegen.window import Window, both, window
 
-_MOST_UNROLLED = 9
+MOST_UNROLLED = 9
 
 
 def write(body: Body) -> None:
@@ -27,11 +27,13 @@ def write(body: Body) -> None:
     body.finish(accumulator, (r, c))
 
 
-def taps(body: Body, geometry: Window, r: Axis, c: Axis) -> None:
+def taps(
+    body: Body, geometry: Window, r: Axis, c: Axis, most_unrolled: int = MOST_UNROLLED
+) -> None:
     """Add the products of all taps to ``acc``, of pixels ``r`` and channels ``c``."""
     x, weight = body.launch.inputs[0], body.launch.weights[0]
     channels = geometry.picture[2]
-    over = "tl.static_range" if geometry.taps <= _MOST_UNROLLED else "range"
+    over = "tl.static_range" if geometry.taps <= most_unrolled else "range"
     body.say(f"for i in {over}({geometry.extent[0]}):")
     body.indent += 1
     body.say(f"for j in tl.static_range({geometry.extent[1]}):")

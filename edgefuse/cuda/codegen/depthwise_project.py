@@ -11,12 +11,14 @@ from math import ceil
 
 from edgefuse.cuda.codegen.axes import Axis
 from edgefuse.cuda.codegen.body import INTEGERS, Body, Value
-from edgefuse.cuda.codegen.depthwise import taps
+from edgefuse.cuda.codegen.depthwise import MOST_UNROLLED, taps
 from edgefuse.cuda.codegen.machine import matrix_warps, power_of_two
 from edgefuse.cuda.codegen.window import both, window
 from edgefuse.cuda.storage import ITEM_BYTES
 
 _WIDEST = 512
+# From this width on, rows of taps are a loop: unrolled, their loads would take too many registers.
+_WIDE = 128
 _MOST_RESULTS = 8192
 _MOST_TAPPED = 2048
 _DEEPEST = 32
@@ -46,7 +48,7 @@ def write(body: Body) -> None:
     body.say(f"k = k0 * {deep} + tl.arange(0, {deep})")
     k = Axis("k", (channels,), "[None, :]", f"k < {channels}" if channels % deep else "")
     made = body.zeros(height, deep, integer)
-    taps(body, geometry, r, k)
+    taps(body, geometry, r, k, most_unrolled=0 if width >= _WIDE else MOST_UNROLLED)
     value = body.steps(body.launch.inner, made, (r, k), "i")
     body.say(f"a = {body.cast(value, x.dtype)}")
     down = ""
