@@ -64,7 +64,8 @@ def build(job: Job, result: Result, command: str, complete: bool, out: Path) -> 
         "fusion": _fusion(result.outcomes),
         "quantisation": quantisation(job.recipe, result.outcomes, out),
         "arenas": arenas(job, result.outcomes),
-        "memory": _memory(result.outcomes),
+        "memory": _evidence_of(result.outcomes, "shrink"),
+        "gpu": _evidence_of(result.outcomes, "lower"),
         "parity": [
             {"stage": o.stage.name, **o.evidence["parity"]}
             for o in result.outcomes
@@ -131,9 +132,9 @@ def _fusion(outcomes: list[Outcome]) -> dict[str, Any]:
     return merged
 
 
-def _memory(outcomes: list[Outcome]) -> dict[str, Any]:
-    """What the stage shrink tried, kept and proved; empty without it."""
-    made = next((o for o in outcomes if o.stage.name == "shrink"), None)
+def _evidence_of(outcomes: list[Outcome], stage: str) -> dict[str, Any]:
+    """What a stage tried, kept and proved; empty when it did not run to its end."""
+    made = next((o for o in outcomes if o.stage.name == stage), None)
     return dict(made.evidence) if made is not None and made.artifact is not None else {}
 
 
