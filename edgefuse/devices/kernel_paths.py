@@ -149,6 +149,8 @@ def _of_target(target: Target, place: Place, named: Sequence[str]) -> KernelPath
         return KernelPath(target.name, None, said)
     if target.device == "edgetpu":
         return KernelPath(target.name, None, "no simulator, and its arithmetic is not documented")
+    if target.device == "cuda":
+        return KernelPath(target.name, None, "it runs the fused graph, not the .tflite file")
     if target.device == "remote" and target.name not in named:
         return KernelPath(target.name, None, f"a board: name it with --path {target.name}")
     work = place.work / target.name
