@@ -164,9 +164,9 @@ class Target(Section):
     transport: Literal["local", "ssh", "adb"] = Field(description="How it is reached.")
     runtime: Literal["litert", "tflite_runtime", "tflite_micro", "ethos_u", "edgetpu", "cuda"] = (
         Field(
-            description="What runs the model; ethos_u: the reference kernels for results, Vela for "
-            "cycles and memory; edgetpu: rules of the documentation, and the vendor's compiler; cuda: "
-            "the fused graph as a GPU program, not the .tflite file."
+            description="What runs the model; ethos_u: the reference kernels for results, Vela "
+            "for cycles and memory; edgetpu: rules of the documentation, and the vendor's "
+            "compiler; cuda: the fused graph as a GPU program, not the .tflite file."
         )
     )
     runtime_version: str | None = Field(

@@ -5,6 +5,7 @@
     index.json              buckets in the recipe's order: label, program, weights
     programs/<n>.json       :meth:`edgefuse.cuda.program.Program.to_text`
     weights/<sha256>.bin    :class:`edgefuse.cuda.weights.Weights`
+    device/<n>/...          files of :mod:`edgefuse.cuda.deploy`, for a target's architectures
 
 The first bucket is the shape that gates run. Deterministic: equal programs give equal bytes.
 """
@@ -12,8 +13,9 @@ The first bucket is the shape that gates run. Deterministic: equal programs give
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from edgefuse.archive import pack, read_members
@@ -25,9 +27,13 @@ SCHEMA = 1
 _AGAIN = "copy it again, or run the recipe that made it"
 
 
-def write(programs: Sequence[tuple[Program, Weights]], path: Path) -> None:
-    """Write the archive; at least one program."""
-    members: dict[str, bytes] = {}
+def write(
+    programs: Sequence[tuple[Program, Weights]],
+    path: Path,
+    device: Mapping[str, bytes] = MappingProxyType({}),
+) -> None:
+    """Write the archive; at least one program. ``device``: further members, below ``device/``."""
+    members: dict[str, bytes] = {f"device/{name}": data for name, data in device.items()}
     rows: list[dict[str, Any]] = []
     for place, (program, weights) in enumerate(programs):
         names = {"program": f"programs/{place}.json", "weights": f"weights/{weights.sha256}.bin"}

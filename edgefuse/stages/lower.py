@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from edgefuse.cuda.program import Program
     from edgefuse.cuda.weights import Weights
     from edgefuse.graph.dynamic import Plan
+    from edgefuse.recipe_cuda import Cuda
     from edgefuse.recipe_shapes import Bucket
 
 #: Of the largest |output|, by precision.
@@ -41,6 +42,7 @@ RELATIVE_ERROR: Mapping[str, float] = {"fp32": 1e-4, "fp16": 2e-2, "bf16": 1e-1,
 )
 def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Product:
     from edgefuse.cuda.parcel import write
+    from edgefuse.data import take
 
     assert recipe.cuda is not None
     made, rows = [], []
@@ -51,15 +53,69 @@ def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Pro
         made.append((program, weights))
         rows.append(row)
     context.progress(len(buckets), len(buckets) + 1, "interpreted")
-    proof = _proof(inputs, recipe, context, *made[0])
+    count = recipe.cuda.interpreted_samples
+    feeds = take(context.samples("evaluation"), context.downloads, count, recipe.model.batch)
+    proof = _proof(inputs, recipe, context, feeds, *made[0])
     path = context.work / context.file_name
-    write(made, path)
+    device, code = _for_devices(made, limit_of(recipe.cuda), feeds, context)
+    write(made, path, device)
     said = "; ".join(
         f"{row['bucket']}: {row['launches']} launches, {row['arena_bytes'] / 1e6:.2f} MB arena"
         for row in rows
     )
-    evidence = {"precision": recipe.cuda.precision, "programs": rows, **proof, "summary": said}
+    evidence = {
+        "precision": recipe.cuda.precision, "programs": rows, "code": code, **proof, "summary": said
+    }  # fmt: skip
     return Product("program", path, inputs["fuse"].signature, json.loads(json.dumps(evidence)))
+
+
+def limit_of(cuda: Cuda) -> float:
+    """Largest relative error that a program may have."""
+    return cuda.max_relative_error or RELATIVE_ERROR[cuda.precision]
+
+
+def _for_devices(
+    made: list[tuple[Program, Weights]], limit: float, feeds: list[dict[str, Any]], context: Context
+) -> tuple[dict[str, bytes], list[dict[str, Any]]]:
+    """Files for the target's architectures, a folder each program, and figures of their code.
+
+    The first program's hold golden vectors, by NumPy. The launcher itself checks every folder
+    where a C compiler is here to build it.
+    """
+    from shutil import which
+
+    from edgefuse.cuda.deploy import Golden, build_launcher, check, deploy
+    from edgefuse.cuda.run_numpy import Runner
+
+    gpu = context.target.gpu
+    if gpu is None or not gpu.architectures:
+        return {}, []
+    launcher = context.work / "launcher"
+    if which("cc"):
+        build_launcher(launcher)
+    else:
+        context.warn("there is no C compiler (cc): the launcher did not check the device's files")
+    runner = Runner(*made[0])
+    golden = [Golden(feed, runner(feed)) for feed in feeds]
+    members: dict[str, bytes] = {}
+    figures = []
+    for place, (program, weights) in enumerate(made):
+        folder = context.work / "device" / str(place)
+        figures.append(
+            deploy(
+                program,
+                weights,
+                folder,
+                architectures=gpu.architectures,
+                golden=golden if place == 0 else (),
+                tolerance=limit,
+                cache=context.work / "code",
+            )
+        )
+        if launcher.is_file():
+            check(launcher, folder)
+        members |= {f"{place}/{file.name}": file.read_bytes() for file in sorted(folder.iterdir())}
+    return members, figures
 
 
 def _buckets(recipe: Recipe) -> tuple[Bucket, ...]:
@@ -130,21 +186,19 @@ def _proof(
     inputs: Mapping[str, Artifact],
     recipe: Recipe,
     context: Context,
+    feeds: list[dict[str, Any]],
     program: Program,
     weights: Weights,
 ) -> dict[str, Any]:
     """The program on real samples, by NumPy and by Triton's interpreter, against its reference."""
     from edgefuse.cuda.run_interp import interpreter
     from edgefuse.cuda.run_numpy import Runner
-    from edgefuse.data import take
     from edgefuse.graph.verify import run_onnx
     from edgefuse.parity import require_parity
     from edgefuse.tflite.feeds import aligned, run_samples, source_layouts, turned_outputs
 
     assert recipe.cuda is not None
-    limit = recipe.cuda.max_relative_error or RELATIVE_ERROR[recipe.cuda.precision]
-    samples, count = context.samples("evaluation"), recipe.cuda.interpreted_samples
-    feeds = take(samples, context.downloads, count, recipe.model.batch)
+    limit = limit_of(recipe.cuda)
     by_numpy = [Runner(program, weights, poison=0xFF)(feed) for feed in feeds]
     with interpreter(context.log) as runs:
         by_kernels = [runs.run(program, weights, feed) for feed in feeds]
