@@ -3,7 +3,7 @@
     first    y, mean, invstd = batch_norm(x)         the running statistics move, once
     again    y = x * (w * invstd) + (b - mean * w * invstd)
 
-The sums over the batch are most of what BatchNorm costs (on the CPU 9 of 11 ms for 10 MB); two
+The sums over the batch are most of what BatchNorm costs (on one core 6 of 9 ms for 10 MB); two
 numbers a channel keep them. A ReLU that follows writes over the result, which nobody else reads.
 Backward is torch's own in both cases. Scope: BatchNorm1d, 2d and 3d
 in training on the CPU, in float32 or float64, with weights; others run again as a whole, on copies
