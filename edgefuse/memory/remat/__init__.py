@@ -21,10 +21,10 @@ budget of the *peak*, and the plan is verified by a meter before it is used:
     ) -> tuple[Row, ...]
 
     Row(name, budget_bytes | None, predicted_peak_bytes | None, peak_bytes, time_ms | None (median),
-        spread_ms | None (from, to), cpu_ms | None, recomputed: tuple[str, ...] blocks, refused: str)
+        spread_ms | None (from, to), cpu_ms | None, recomputed: tuple[str, ...], refused: str)
 
 A budget that cannot be kept is a row with ``refused`` and without figures. Scope: chains of blocks;
-see :mod:`~.blocks` for what a chain is and which blocks are never recomputed.
+see :mod:`~.find` for what a chain is, :mod:`~.frozen` for which blocks are never recomputed.
 """
 
 from edgefuse.memory.remat.compare import Row, compare_step
