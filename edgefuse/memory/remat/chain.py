@@ -1,4 +1,4 @@
-"""Which blocks of a chain to compute again: the least work whose peak keeps to a budget.
+"""A chain of blocks, plans of which of them to compute again, and the peak of a plan.
 
 Problem: the forward of blocks 0..n-1 leaves bytes for the backward of n-1..0. A plan of a range of
 blocks is a row of items:
@@ -12,11 +12,7 @@ With H the bytes held by the items before one, every item asks that
     H + what it takes forward, and again backward,  <=  budget
 
 and costs what it computes twice. What it takes backward includes the gradients of the parameters
-of all later blocks. Given H, nothing else of the past matters, so the best plan of (range, bytes
-left) is found by recursion on its first item, remembered. Exact for short chains; past
-:data:`EXACT_BLOCKS` the bytes left are rounded down to 1/2048 of the budget, which may miss a plan
-but never exceeds it. After Beaumont et al., 2019 (arXiv:1911.13214), with measured working bytes,
-modes, and a budget for the peak. Ties go to the plan that was found first: the same on every run.
+of all later blocks. :mod:`~.plan` finds the cheapest plan.
 
 Left alone: graphs that are no chains; moving activations elsewhere.
 """
@@ -25,10 +21,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
-
-EXACT_BLOCKS = 12
-_GRAINS = 2048
 
 
 @dataclass(frozen=True)
@@ -62,6 +54,8 @@ class Block:
         bare_bytes: the most above what was held when it runs forward and nothing is kept.
         holds_input: whether backward reads its input.
         parameter_bytes: gradients of its parameters.
+        in_place: whether it writes over its input, or gives a view of it: it may run twice with
+            the block that made the input, never as the first of a segment.
         state_bytes: of its buffers, of which a segment holds a copy, and two when it runs again.
         cost: of its forward, in any unit.
         kept_because: why it must not run twice; empty when it may.
@@ -76,6 +70,7 @@ class Block:
     cost: int
     kept_because: str = ""
     state_bytes: int = 0
+    in_place: bool = False
 
 
 @dataclass(frozen=True)
@@ -139,7 +134,7 @@ def cost(blocks: Sequence[Block], items: Sequence[Item]) -> int:
     return total
 
 
-class _Chain:
+class Chain:
     """The bytes that items take, above what is held by the items before them.
 
     ``given`` is the bytes of an item's input as far as nobody else holds them; ``inner`` says that
@@ -192,12 +187,12 @@ class _Chain:
 def predict(blocks: Sequence[Block], items: Sequence[Item], around: Around | None = None) -> int:
     """The peak of a plan."""
     around = around or Around()
-    peak, held = _peak(_Chain(blocks, around), items, len(blocks), inner=False)
+    peak, held = _peak(Chain(blocks, around), items, len(blocks), inner=False)
     peak = max(peak, held + around.after_bytes)
     return max(around.before_bytes + peak, around.elsewhere_bytes)
 
 
-def _peak(chain: _Chain, items: Sequence[Item], end: int, *, inner: bool) -> tuple[int, int]:
+def _peak(chain: Chain, items: Sequence[Item], end: int, *, inner: bool) -> tuple[int, int]:
     """The most that a range takes, and what it holds when its forward is over."""
     peak = held = given = 0
     for item in items:
@@ -212,134 +207,3 @@ def _peak(chain: _Chain, items: Sequence[Item], end: int, *, inner: bool) -> tup
         held += own
         given = chain.output(item)
     return peak, held
-
-
-@dataclass(frozen=True)
-class Planned:
-    """A plan, and what it takes.
-
-    Attributes:
-        cost: of what is computed twice, in the blocks' unit.
-        peak_bytes: predicted.
-    """
-
-    items: tuple[Item, ...]
-    cost: int
-    peak_bytes: int
-
-
-def plan(
-    blocks: Sequence[Block], budget_bytes: int, around: Around | None = None
-) -> Planned | None:
-    """The cheapest plan within a budget; None when there is none."""
-    around = around or Around()
-    if around.elsewhere_bytes > budget_bytes:
-        return None
-    grain = 1 if len(blocks) <= EXACT_BLOCKS else max(1, budget_bytes // _GRAINS)
-    search = _Search(_Chain(blocks, around), grain)
-    found = search.best(_Range(0, len(blocks), budget_bytes - around.before_bytes, 0, False))
-    if found is None:
-        return None
-    items = _listed(found[1])
-    return Planned(items, found[0], predict(blocks, items, around))
-
-
-def least_peak(blocks: Sequence[Block], around: Around | None = None) -> int:
-    """The least budget for which :func:`plan` finds a plan."""
-    keep_all = tuple(Keep(place, 0) for place in range(len(blocks)))
-    low, high = 0, predict(blocks, keep_all, around)
-    high += high // _GRAINS * len(blocks) if len(blocks) > EXACT_BLOCKS else 0
-    while low < high:
-        middle = (low + high) // 2
-        if plan(blocks, middle, around) is None:
-            low = middle + 1
-        else:
-            high = middle
-    return high
-
-
-# A plan as a chain of pairs, so that ranges share their tails.
-_Row = tuple[Item, "_Row"] | None
-_Found = tuple[int, _Row]
-
-
-def _listed(row: _Row) -> tuple[Item, ...]:
-    items = []
-    while row is not None:
-        items.append(row[0])
-        row = row[1]
-    return tuple(items)
-
-
-class _Range(NamedTuple):
-    """Blocks [begin, end) to plan in ``room`` bytes; the rest as :class:`_Chain` has it."""
-
-    begin: int
-    end: int
-    room: int
-    given: int
-    inner: bool
-
-
-class _Search:
-    def __init__(self, chain: _Chain, grain: int) -> None:
-        self.chain, self.grain = chain, grain
-        self.known: dict[_Range, _Found | None] = {}
-
-    def best(self, span: _Range) -> _Found | None:
-        """The cheapest plan of a range."""
-        if span.begin == span.end:
-            after = 0 if span.inner else self.chain.around.after_bytes
-            return (0, None) if after <= span.room else None
-        if span.room < 0:
-            return None
-        key = span._replace(room=span.room // self.grain * self.grain)
-        if key not in self.known:
-            self.known[key] = self._best(key)
-        return self.known[key]
-
-    def _best(self, span: _Range) -> _Found | None:
-        best = self._kept(span)
-        again = 0
-        for stop in range(span.begin + 1, span.end + 1):
-            block = self.chain.blocks[stop - 1]
-            again += block.cost
-            if block.kept_because or (best is not None and again >= best[0]):
-                break
-            best = self._segment(span, stop, again, best)
-        return best
-
-    def _kept(self, span: _Range) -> _Found | None:
-        """The cheapest plan that keeps the first block."""
-        chain, best = self.chain, None
-        for mode, described in enumerate(chain.blocks[span.begin].modes):
-            item = Keep(span.begin, mode)
-            if chain.keep_need(item, span.given, span.end, span.inner) > span.room:
-                continue
-            rest = self.best(self._after(span, item, span.begin + 1))
-            if rest is not None and (best is None or rest[0] + described.cost < best[0]):
-                best = (rest[0] + described.cost, (item, rest[1]))
-        return best
-
-    def _segment(self, span: _Range, stop: int, again: int, best: _Found | None) -> _Found | None:
-        """The cheapest plan that begins with a segment up to ``stop``, if it beats ``best``."""
-        chain = self.chain
-        # Of what fills its range, the inner plan is that of the range itself.
-        whole = span.inner and stop == span.end and not span.given
-        if whole or chain.pass_need(span.begin, stop, span.given, span.end, span.inner) > span.room:
-            return best
-        rest = self.best(self._after(span, Segment(span.begin, stop, ()), stop))
-        if rest is None or (best is not None and rest[0] + again >= best[0]):
-            return best
-        left = span.room - span.given - 2 * chain.state(span.begin, stop)
-        inner = self.best(_Range(span.begin, stop, left, 0, True))
-        if inner is None:
-            return best
-        total = rest[0] + again + inner[0]
-        if best is not None and total >= best[0]:
-            return best
-        return total, (Segment(span.begin, stop, _listed(inner[1])), rest[1])
-
-    def _after(self, span: _Range, item: Item, begin: int) -> _Range:
-        room = span.room - self.chain.held(item, span.given)
-        return _Range(begin, span.end, room, self.chain.output(item), span.inner)

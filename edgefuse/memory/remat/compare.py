@@ -19,7 +19,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from edgefuse.errors import GateFailed
-from edgefuse.memory.remat.chain import Item, Keep, Planned, Segment
+from edgefuse.memory.remat.chain import Item, Keep, Segment
+from edgefuse.memory.remat.plan import Planned
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -9,9 +9,9 @@ BatchNorm runs again on the statistics of the first time instead: see :mod:`~.no
 
 So BatchNorm's statistics and its count, and the observers and ranges of quantisation-aware
 training, are bit by bit what one forward made of them, and an observer's scale is the one of the
-first time. Kept, and said by name, are blocks that draw random numbers, write over their input, a
+first time. Kept, and said by name, are blocks that draw random numbers, write over a
 parameter or a tensor of others, change plain attributes, or read a buffer that another block
-writes.
+writes. A block that writes over its input runs again only together with the block that made it.
 """
 
 from __future__ import annotations
@@ -145,11 +145,13 @@ class Judged:
         reason: why it must not run twice; empty when it may.
         cost: of its forward.
         written: ids of the buffers that it changes or replaces.
+        in_place: whether it writes over its input, or gives a view of it.
     """
 
     reason: str
     cost: int
     written: frozenset[int]
+    in_place: bool
 
 
 def judge(block: nn.Module, x: Tensor) -> Judged:
@@ -169,7 +171,7 @@ def judge(block: nn.Module, x: Tensor) -> Judged:
     watch = _watch(block, x)
     held = {key: (value, value.clone()) for key, value in buffers_of([block]).items()}
     with watch.mode:
-        block(x)
+        y = block(x)
     written = frozenset(
         id(value)
         for (module, name), (value, copy) in held.items()
@@ -180,15 +182,19 @@ def judge(block: nn.Module, x: Tensor) -> Judged:
     parameters = [n for n, p in block.named_parameters() if p._version != versions[n]]
     if not torch.equal(random, _random_state(x)) or watch.random:
         reason = f"it draws random numbers ({', '.join(watch.random) or 'outside autograd'})"
-    elif x._version != version:
-        reason = "it writes over its input"
     elif parameters:
         reason = f"it writes over its parameter {parameters[0]}"
     elif watch.foreign:
         reason = f"it writes over a tensor of others ({', '.join(watch.foreign)})"
     elif changed:
         reason = f"it changes its attribute {changed[0]}"
-    return Judged(reason, watch.cost, written)
+    # A view of the input counts: a later block may write over that.
+    shares = isinstance(y, torch.Tensor) and _address(y) == _address(x)
+    return Judged(reason, watch.cost, written, shares or x._version != version)
+
+
+def _address(x: Tensor) -> int:
+    return int(x.untyped_storage().data_ptr())
 
 
 def _random_state(x: Tensor) -> Tensor:

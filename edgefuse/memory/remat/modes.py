@@ -85,6 +85,8 @@ def _planned(ends: Sequence[int], judged: Sequence[Judged]) -> tuple[tuple[Item,
     for end in ends:
         barred = [k for k in range(begin, end + 1) if judged[k].reason]
         first = barred[-1] + 1 if barred else begin
+        while first < end and judged[first].in_place:
+            first += 1
         first = min(first, end)
         items += [Keep(place, 0) for place in range(begin, first)]
         inner = tuple(Keep(k, 0) for k in range(first, end + 1))

@@ -23,16 +23,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from edgefuse.errors import GateFailed, StageError, UsageError
-from edgefuse.memory.remat.chain import (
-    Block,
-    Keep,
-    Planned,
-    blocks_of,
-    least_peak,
-    modes_of,
-    plan,
-    predict,
-)
+from edgefuse.memory.remat.chain import Block, Keep, blocks_of, modes_of, predict
+from edgefuse.memory.remat.plan import Planned, least_peak, plan
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -225,7 +217,7 @@ class Study:
         share = 100 * least / self.eager_peak_bytes
         return GateFailed(
             f"no plan keeps the training step within {_mib(wanted)}: the least reachable is "
-            f"{_mib(least)} ({least} bytes, {share:.1f}% of the eager peak)"
+            f"{_mib(least)} ({least} bytes of {wanted}, {share:.1f}% of the eager peak)"
             + (f"; not recomputed: {reasons}" if reasons else ""),
             hint="raise the budget, or lower the batch",
             where=name,
@@ -289,6 +281,7 @@ def _measured(chain: Found) -> tuple[list[Block], dict[tuple[int, int], Other]]:
         if any(read & other.written for k, other in enumerate(judged) if k != place):
             reason = reason or "it reads a buffer that another block writes"
         found = measured(block, name, x, judged[place].cost, reason)
+        found = replace(found, in_place=judged[place].in_place)
         for kind, module, forward, again in () if reason else variants(block, x):
             _install([(module, forward)])
             try:

@@ -3,22 +3,13 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Iterator
 
 import pytest
 
-from edgefuse.memory.remat.chain import (
-    Around,
-    Block,
-    Item,
-    Keep,
-    Mode,
-    Segment,
-    cost,
-    least_peak,
-    plan,
-    predict,
-)
+from edgefuse.memory.remat.chain import Around, Block, Item, Keep, Mode, Segment, cost, predict
+from edgefuse.memory.remat.plan import least_peak, plan
 
 
 def chain(seed: int) -> tuple[list[Block], Around]:
@@ -45,6 +36,7 @@ def chain(seed: int) -> tuple[list[Block], Around]:
                 source.randint(1, 30),
                 barred,
                 source.randint(0, 2),
+                source.random() < 0.2,
             )
         )
     around = Around(*(source.randint(0, 12) for _ in range(3)), source.randint(0, 40))
@@ -62,7 +54,7 @@ def plans(blocks: list[Block], begin: int, end: int, depth: int) -> Iterator[tup
     for stop in range(begin + 1, end + 1):
         if blocks[stop - 1].kept_because:
             return
-        if not depth:
+        if not depth or blocks[begin].in_place:
             continue
         for inner in plans(blocks, begin, stop, depth - 1):
             for rest in plans(blocks, stop, end, depth):
@@ -74,7 +66,7 @@ def test_it_finds_the_cheapest_of_all_plans(seed: int) -> None:
     blocks, around = chain(seed)
     every = [
         (cost(blocks, items), predict(blocks, items, around))
-        for items in plans(blocks, 0, len(blocks), 2)
+        for items in plans(blocks, 0, len(blocks), 3)
     ]
     least = least_peak(blocks, around)
     assert least == min(peak for _, peak in every)
@@ -111,3 +103,24 @@ def test_nesting_reaches_budgets_that_one_level_does_not() -> None:
     assert least < flat
     found = plan(blocks, least)
     assert found is not None and found.cost > 6
+
+
+def test_a_long_chain_of_unequal_blocks_is_planned_quickly() -> None:
+    source = random.Random(7)
+    blocks = []
+    for place in range(20):
+        result, saved = source.randint(200_000, 900_000), source.randint(10**6, 9 * 10**6)
+        plain = Mode("keep", saved, result, saved + result, saved // 3)
+        light = Mode("light", saved // 2, result, saved + result, saved // 2, source.randint(1, 9))
+        narrow = Mode("narrow", saved // 9, result, saved, saved, source.randint(9, 20))
+        blocks.append(
+            Block(f"b{place}", (plain, light, narrow), result, saved // 2, True,
+                  source.randint(0, 10**5), source.randint(20, 30))
+        )  # fmt: skip
+    whole = predict(blocks, [Keep(place, 0) for place in range(20)])
+    begin = time.process_time()
+    least = least_peak(blocks)
+    found = [plan(blocks, budget) for budget in (least * 11 // 10, whole // 2, whole * 4 // 5)]
+    assert time.process_time() - begin < 20
+    costs = [each.cost for each in found if each is not None]
+    assert costs == sorted(costs, reverse=True) and len(costs) == 3
