@@ -15,8 +15,8 @@ from edgefuse.cuda.architecture import LEAST
 from edgefuse.cuda.bound import Bound
 from edgefuse.cuda.codegen.machine import GPU
 from edgefuse.cuda.program import Program
-from edgefuse.cuda.run_interp import as_held, require_triton
-from edgefuse.cuda.run_numpy import from_held
+from edgefuse.cuda.run_interp import require_triton
+from edgefuse.cuda.run_numpy import as_held, from_held
 from edgefuse.cuda.storage import Array
 from edgefuse.cuda.weights import Weights
 from edgefuse.errors import DataError, DeviceUnavailable

@@ -18,11 +18,11 @@ from pathlib import Path
 import numpy as np
 
 from edgefuse.child import Conversation, conversing
-from edgefuse.cuda.program import Program, Tensor
-from edgefuse.cuda.run_numpy import from_held, to_held
+from edgefuse.cuda.program import Program
+from edgefuse.cuda.run_numpy import as_held, from_held
 from edgefuse.cuda.storage import Array, decode
 from edgefuse.cuda.weights import Weights
-from edgefuse.errors import DataError, ToolError
+from edgefuse.errors import ToolError
 
 WORKER = "edgefuse.cuda.interp_worker"
 _TIMEOUT_S = 1800.0
@@ -100,19 +100,3 @@ def require_triton() -> None:
         raise ToolError(
             "Triton is not installed", hint="pip install -c constraints.txt 'edgefuse[cuda]'"
         )
-
-
-def as_held(tensor: Tensor, feed: Mapping[str, Array]) -> Array:
-    """An input as its bytes lie in the arena.
-
-    Raises:
-        DataError: it is missing or has another shape.
-    """
-    if tensor.name not in feed or feed[tensor.name].shape != tensor.shape:
-        given = feed[tensor.name].shape if tensor.name in feed else None
-        raise DataError(
-            f"input {tensor.name!r} has to be {list(tensor.shape)}, "
-            + ("it is missing" if given is None else f"not {list(given)}"),
-            hint="a program runs at its bucket's shapes alone",
-        )
-    return to_held(feed[tensor.name], tensor)

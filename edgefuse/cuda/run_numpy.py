@@ -55,14 +55,7 @@ class Runner:
         """
         self._arena[:] = self._poison
         for tensor in self._program.inputs:
-            if tensor.name not in feed or feed[tensor.name].shape != tensor.shape:
-                given = feed[tensor.name].shape if tensor.name in feed else None
-                raise DataError(
-                    f"input {tensor.name!r} has to be {list(tensor.shape)}, "
-                    + ("it is missing" if given is None else f"not {list(given)}"),
-                    hint="a program runs at its bucket's shapes alone",
-                )
-            self.held(tensor)[...] = to_held(feed[tensor.name], tensor)
+            self.held(tensor)[...] = as_held(tensor, feed)
         for launch in self._program.launches:
             self._run(launch)
         return {t.name: from_held(self.held(t).copy(), t) for t in self._program.outputs}
@@ -113,6 +106,22 @@ def reference(kernel: str) -> Reference:
     """The reference of a kernel."""
     module = importlib.import_module(f"edgefuse.cuda.kernels.{kernel}")
     return cast(Reference, module.reference)
+
+
+def as_held(tensor: Tensor, feed: Mapping[str, Array]) -> Array:
+    """An input as its bytes lie in the arena: of any runner.
+
+    Raises:
+        DataError: it is missing or has another shape.
+    """
+    if tensor.name not in feed or feed[tensor.name].shape != tensor.shape:
+        given = feed[tensor.name].shape if tensor.name in feed else None
+        raise DataError(
+            f"input {tensor.name!r} has to be {list(tensor.shape)}, "
+            + ("it is missing" if given is None else f"not {list(given)}"),
+            hint="a program runs at its bucket's shapes alone",
+        )
+    return to_held(feed[tensor.name], tensor)
 
 
 def to_held(values: Array, tensor: Tensor) -> Array:
