@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from edgefuse.artifact import Artifact, Product
@@ -18,11 +19,16 @@ from edgefuse.recipe import Recipe
 from edgefuse.stage import Context, stage
 
 if TYPE_CHECKING:
+    import onnx
+
+    from edgefuse.cuda.deploy import Golden
     from edgefuse.cuda.program import Program
     from edgefuse.cuda.weights import Weights
+    from edgefuse.graph.cost import Balance
     from edgefuse.graph.dynamic import Plan
     from edgefuse.recipe_cuda import Cuda
     from edgefuse.recipe_shapes import Bucket
+    from edgefuse.tflite.read import TfliteModel
 
 #: Of the largest |output|, by precision.
 RELATIVE_ERROR: Mapping[str, float] = {"fp32": 1e-4, "fp16": 2e-2, "bf16": 1e-1, "int8": 1e-1}
@@ -41,23 +47,28 @@ RELATIVE_ERROR: Mapping[str, float] = {"fp32": 1e-4, "fp16": 2e-2, "bf16": 1e-1,
     serves=lambda target: target.runtime == "cuda",
 )
 def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Product:
+    from edgefuse.cuda.deploy import Golden
     from edgefuse.cuda.parcel import write
+    from edgefuse.cuda.run_numpy import Runner
     from edgefuse.data import take
 
     assert recipe.cuda is not None
     made, rows = [], []
-    buckets = _buckets(recipe)
+    buckets, source = _buckets(recipe), _source(inputs, recipe.cuda, context)
     for index, bucket in enumerate(buckets):
         context.progress(index, len(buckets) + 1, bucket.label)
-        program, weights, row = _lowered(inputs, recipe, context, bucket)
+        program, weights, row = _lowered(source, recipe, bucket)
         made.append((program, weights))
         rows.append(row)
     context.progress(len(buckets), len(buckets) + 1, "interpreted")
     count = recipe.cuda.interpreted_samples
     feeds = take(context.samples("evaluation"), context.downloads, count, recipe.model.batch)
-    proof = _proof(inputs, recipe, context, feeds, *made[0])
+    runner = Runner(*made[0], poison=0xFF)
+    by_numpy = [runner(feed) for feed in feeds]
+    proof = _proof(inputs, recipe, context, feeds, by_numpy, *made[0])
     path = context.work / context.file_name
-    device, code = _for_devices(made, limit_of(recipe.cuda), feeds, context)
+    golden = [Golden(feed, outputs) for feed, outputs in zip(feeds, by_numpy, strict=True)]
+    device, code = _for_devices(made, limit_of(recipe.cuda), golden, context)
     write(made, path, device)
     said = "; ".join(
         f"{row['bucket']}: {row['launches']} launches, {row['arena_bytes'] / 1e6:.2f} MB arena"
@@ -75,17 +86,16 @@ def limit_of(cuda: Cuda) -> float:
 
 
 def _for_devices(
-    made: list[tuple[Program, Weights]], limit: float, feeds: list[dict[str, Any]], context: Context
+    made: list[tuple[Program, Weights]], limit: float, golden: list[Golden], context: Context
 ) -> tuple[dict[str, bytes], list[dict[str, Any]]]:
     """Files for the target's architectures, a folder each program, and figures of their code.
 
-    The first program's hold golden vectors, by NumPy. The launcher itself checks every folder
+    The first program's hold the golden vectors. The launcher itself checks every folder
     where a C compiler is here to build it.
     """
     from shutil import which
 
-    from edgefuse.cuda.deploy import Golden, build_launcher, check, deploy
-    from edgefuse.cuda.run_numpy import Runner
+    from edgefuse.cuda.deploy import build_launcher, check, deploy
 
     gpu = context.target.gpu
     if gpu is None or not gpu.architectures:
@@ -95,8 +105,6 @@ def _for_devices(
         build_launcher(launcher)
     else:
         context.warn("there is no C compiler (cc): the launcher did not check the device's files")
-    runner = Runner(*made[0])
-    golden = [Golden(feed, runner(feed)) for feed in feeds]
     members: dict[str, bytes] = {}
     figures = []
     for place, (program, weights) in enumerate(made):
@@ -128,40 +136,65 @@ def _buckets(recipe: Recipe) -> tuple[Bucket, ...]:
     return (own_bucket, *(b for b in others if b.shapes != own_bucket.shapes))
 
 
-def _lowered(
-    inputs: Mapping[str, Artifact], recipe: Recipe, context: Context, bucket: Bucket
-) -> tuple[Program, Weights, dict[str, Any]]:
-    from edgefuse.cuda.lower.choose import choose
-    from edgefuse.cuda.lower.graph import lower
-    from edgefuse.cuda.lower.int8 import landings_of, lower_int8
+@dataclass(frozen=True)
+class _Source:
+    """What every bucket is lowered from, read once; ``int8``: the file and where nodes ended."""
+
+    export: onnx.ModelProto
+    fused: onnx.ModelProto
+    balance: Balance | None
+    int8: tuple[TfliteModel, Mapping[str, tuple[int, ...]]] | None
+
+
+def _source(inputs: Mapping[str, Artifact], cuda: Cuda, context: Context) -> _Source:
+    from edgefuse.cuda.lower.int8 import landings_of
     from edgefuse.devices.balance import balance_of
-    from edgefuse.graph.bucket import prove
     from edgefuse.graph.normalise import load_proto
     from edgefuse.tflite.read import read_model
 
+    known = balance_of(context.target, context.log)
+    if known is None:
+        context.warn("the target has no balance: every fused group is a launch, nothing is chosen")
+    int8 = None
+    if cuda.precision == "int8":
+        trace = json.loads(inputs["trace"].path.read_bytes())
+        int8 = read_model(inputs["quantize"].path), landings_of(trace)
+    return _Source(
+        export=load_proto(inputs["export"].path),
+        fused=load_proto(inputs["fuse"].path),
+        balance=None if known is None else known.balance,
+        int8=int8,
+    )
+
+
+def _lowered(
+    source: _Source, recipe: Recipe, bucket: Bucket
+) -> tuple[Program, Weights, dict[str, Any]]:
+    from edgefuse.cuda.lower.choose import choose
+    from edgefuse.cuda.lower.graph import lower
+    from edgefuse.cuda.lower.int8 import lower_int8
+    from edgefuse.graph.bucket import prove
+
     assert recipe.cuda is not None
+    precision = recipe.cuda.precision
     proven = prove(
-        load_proto(inputs["export"].path),
-        load_proto(inputs["fuse"].path),
+        source.export,
+        source.fused,
         bucket.as_mapping(),
         label=bucket.label,
         max_relative_error=recipe.fuse.max_relative_error,
         where="model.inputs",
     )
-    known = balance_of(context.target, context.log)
-    plan: Plan | None = None
-    if known is None:
-        context.warn("the target has no balance: every fused group is a launch, nothing is chosen")
-    else:
-        plan = choose(proven.fused.model, known.balance, recipe.cuda.precision, bucket=bucket.label)
-    kernels = None if plan is None else plan.kernels
     model, words = proven.fused.model, {"name": recipe.name, "bucket": bucket.label}
-    if recipe.cuda.precision == "int8":
-        file = read_model(inputs["quantize"].path)
-        landings = landings_of(json.loads(inputs["trace"].path.read_bytes()))
+    plan: Plan | None = None
+    if source.balance is not None:
+        plan = choose(model, source.balance, precision, bucket=bucket.label)
+    kernels = None if plan is None else plan.kernels
+    if source.int8 is not None:
+        file, landings = source.int8
         program, weights = lower_int8(model, file, landings, kernels=kernels, **words)
     else:
-        program, weights = lower(model, recipe.cuda.precision, kernels=kernels, **words)
+        program, weights = lower(model, precision, kernels=kernels, **words)
     return program, weights, _row(program, plan, proven.evidence)
 
 
@@ -187,19 +220,18 @@ def _proof(
     recipe: Recipe,
     context: Context,
     feeds: list[dict[str, Any]],
+    by_numpy: list[dict[str, Any]],
     program: Program,
     weights: Weights,
 ) -> dict[str, Any]:
-    """The program on real samples, by NumPy and by Triton's interpreter, against its reference."""
+    """What NumPy and Triton's interpreter make of real samples, against the reference."""
     from edgefuse.cuda.run_interp import interpreter
-    from edgefuse.cuda.run_numpy import Runner
     from edgefuse.graph.verify import run_onnx
     from edgefuse.parity import require_parity
     from edgefuse.tflite.feeds import aligned, run_samples, source_layouts, turned_outputs
 
     assert recipe.cuda is not None
     limit = limit_of(recipe.cuda)
-    by_numpy = [Runner(program, weights, poison=0xFF)(feed) for feed in feeds]
     with interpreter(context.log) as runs:
         by_kernels = [runs.run(program, weights, feed) for feed in feeds]
     if recipe.cuda.precision == "int8":
