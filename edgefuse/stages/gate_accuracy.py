@@ -167,6 +167,54 @@ class SameAsHere:
                 self.max_lsb = max(self.max_lsb, int(apart))
 
 
+@dataclass(frozen=True)
+class _Sides:
+    """What stands against what, sample by sample, outputs by name as real numbers.
+
+    Attributes:
+        names: of the outputs, in order.
+        reference: outputs of the model that is judged against, on this machine.
+        given: a sample as the device takes it.
+        read: the device's raw outputs as real numbers.
+    """
+
+    names: list[str]
+    reference: Callable[[Mapping[str, Any]], Mapping[str, Any]]
+    given: Callable[[Mapping[str, Any]], dict[str, Any]]
+    read: Callable[[Mapping[str, Any]], Mapping[str, Any]]
+
+
+def _program_sides(inputs: Mapping[str, Artifact]) -> _Sides:
+    """The fused ONNX in onnxruntime, and the GPU program: both take a sample as it is."""
+    from edgefuse.graph.verify import Runner
+
+    names = [spec.name for spec in inputs["fuse"].signature.outputs]
+    return _Sides(names, Runner(inputs["fuse"].path), dict, dict)
+
+
+def _file_sides(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> _Sides:
+    """The float .tflite and the int8 one."""
+    from edgefuse.tflite.feeds import source_layouts, streamed
+    from edgefuse.tflite.read import read_model, signature_of
+    from edgefuse.tflite.runtime import dequantize, open_model, to_input
+
+    target, layouts = context.target, source_layouts(recipe)
+    runtime, kernels = target.judging_runtime, target.judging_kernels
+    exact = open_model(inputs["convert"].path, runtime=runtime, kernels=kernels, threads=2)
+    signature = signature_of(read_model(shipped(inputs).path))
+
+    def given(feed: Mapping[str, Any]) -> dict[str, Any]:
+        (values,) = streamed(signature, layouts, [feed])
+        return {spec.name: to_input(values[spec.name], spec) for spec in signature.inputs}
+
+    return _Sides(
+        names=[spec.name for spec in exact.signature.outputs],
+        reference=lambda feed: exact.run_float(*streamed(exact.signature, layouts, [feed])),
+        given=given,
+        read=lambda raw: {s.name: dequantize(raw[s.name], s) for s in signature.outputs},
+    )
+
+
 def _outputs(
     inputs: Mapping[str, Artifact],
     recipe: Recipe,
@@ -175,83 +223,39 @@ def _outputs(
     device: Device,
     like_here: SameAsHere | None = None,
 ) -> tuple[list[Any], list[Any]]:
-    """Per output, float and int8 results: each [samples, values]."""
-    if "lower" in inputs:
-        return _programmed(inputs, recipe, context, role, device)
+    """Per output, the reference's and the device's results: each [samples, values]."""
     import numpy as np
 
     from edgefuse.data import batches
-    from edgefuse.tflite.feeds import source_layouts, streamed
-    from edgefuse.tflite.read import read_model, signature_of
-    from edgefuse.tflite.runtime import dequantize, open_model, to_input
+    from edgefuse.tflite.runtime import open_model
 
-    target, samples, layouts = context.target, context.samples(role), source_layouts(recipe)
-    runtime, kernels = target.judging_runtime, target.judging_kernels
-    exact = open_model(inputs["convert"].path, runtime=runtime, kernels=kernels, threads=2)
-    signature = signature_of(read_model(shipped(inputs).path))
+    samples = context.samples(role)
+    sides = _program_sides(inputs) if "lower" in inputs else _file_sides(inputs, recipe, context)
     twin = open_model(shipped(inputs).path, threads=2) if like_here is not None else None
-    names = [spec.name for spec in exact.signature.outputs]
-    rows: list[list[list[Any]]] = [[[] for _ in names] for _ in range(2)]
+    rows: list[list[list[Any]]] = [[[] for _ in sides.names] for _ in range(2)]
     held: list[int] = []
     here: list[dict[str, Any]] = []
 
     def keep(outputs: Mapping[str, Any], count: int, columns: list[list[Any]]) -> None:
-        for name, column in zip(names, columns):
+        for name, column in zip(sides.names, columns):
             column.extend(outputs[name].reshape(recipe.model.batch, -1)[:count])
 
     def feeding() -> Iterator[dict[str, Any]]:
-        """What the device takes; the float model runs beside, on the same samples."""
+        """What the device takes; the reference runs beside, on the same samples."""
         for feed, kept in batches(samples.samples(context.downloads), recipe.model.batch):
-            (given,) = streamed(exact.signature, layouts, [feed])
-            keep(exact.run_float(given), len(kept), rows[0])
+            keep(sides.reference(feed), len(kept), rows[0])
             held.append(len(kept))
-            (given,) = streamed(signature, layouts, [feed])
-            fed = {spec.name: to_input(given[spec.name], spec) for spec in signature.inputs}
+            fed = sides.given(feed)
             if twin is not None:
                 here.append(twin.run(fed))
             yield fed
 
     done = 0
-    for place, raw in enumerate(device.outputs(shipped(inputs).path, feeding())):
-        outputs = {spec.name: dequantize(raw[spec.name], spec) for spec in signature.outputs}
-        keep(outputs, held[place], rows[1])
+    for place, raw in enumerate(device.outputs(judged(inputs).path, feeding())):
+        keep(sides.read(raw), held[place], rows[1])
         if like_here is not None:
             like_here.add(here[place], raw)
         done += held[place]
-        context.progress(done, samples.count, f"{role} samples")
-    if done != samples.count:
-        raise StageError(f"the device answered {done} of {samples.count} samples")
-    reference, candidate = ([np.stack(column) for column in columns] for columns in rows)
-    return reference, candidate
-
-
-def _programmed(
-    inputs: Mapping[str, Artifact], recipe: Recipe, context: Context, role: str, device: Device
-) -> tuple[list[Any], list[Any]]:
-    """As :func:`_outputs`, of the fused ONNX in onnxruntime and of the GPU program."""
-    import numpy as np
-
-    from edgefuse.data import batches
-    from edgefuse.graph.verify import Runner
-
-    samples, fused = context.samples(role), Runner(inputs["fuse"].path)
-    names = [spec.name for spec in inputs["fuse"].signature.outputs]
-    rows: list[list[list[Any]]] = [[[] for _ in names] for _ in range(2)]
-    held: list[tuple[Any, int]] = []
-
-    def feeding() -> Iterator[dict[str, Any]]:
-        for feed, kept in batches(samples.samples(context.downloads), recipe.model.batch):
-            held.append((feed, len(kept)))
-            yield feed
-
-    done = 0
-    for place, found in enumerate(device.outputs(judged(inputs).path, feeding())):
-        feed, count = held[place]
-        held[place] = (None, count)
-        for outputs, columns in zip((fused(feed), found), rows):
-            for name, column in zip(names, columns):
-                column.extend(outputs[name].reshape(recipe.model.batch, -1)[:count])
-        done += count
         context.progress(done, samples.count, f"{role} samples")
     if done != samples.count:
         raise StageError(f"the device answered {done} of {samples.count} samples")
