@@ -18,7 +18,6 @@ import statistics
 import sys
 import tempfile
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -26,10 +25,10 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from memory import torch_nets
+from zoo.exported import export
 from zoo.models import MODELS
 from zoo.models import build as build_zoo
 
-from edgefuse.graph.clean import clean_export
 from edgefuse.graph.pipeline import run_passes
 from edgefuse.memory.arena import Arena, Live
 from edgefuse.memory.arenas.onnx import load_graph, onnx_arena
@@ -54,26 +53,6 @@ def networks() -> Iterator[tuple[str, Callable[[], tuple[Any, dict[str, tuple[in
             return module, {"image": shape}
 
         yield name, make
-
-
-def export(module: Any, shapes: dict[str, tuple[int, ...]], path: Path) -> None:
-    import torch
-
-    arguments = tuple(torch.zeros(shape) for shape in shapes.values())
-    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        program = torch.onnx.export(
-            module,
-            arguments,
-            dynamo=True,
-            optimize=False,
-            input_names=list(shapes),
-            opset_version=OPSET,
-            verbose=False,
-        )
-        raw = Path(folder) / "raw.onnx"
-        program.save(str(raw))
-        clean_export(raw, path, path.stem)
 
 
 def planned(buffers: tuple[Live, ...]) -> tuple[Plan, float, float]:
@@ -184,7 +163,7 @@ def main() -> int:
                 continue
             path = folder / f"{name.replace(' ', '_')}.onnx"
             if not path.exists():
-                export(*build(), path)
+                export(*build(), path, name=path.stem, opset=OPSET)
             rows[name] = measure(path)
             wrong = "; ".join(misses(rows[name]))
             said = table({name: rows[name]}).splitlines()[-1]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import sys
-import tempfile
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -32,27 +30,14 @@ def picture(name: str) -> tuple[str, tuple[int, ...]]:
 
 def fused_file(name: str, net: Any, path: Path, batch: int = 1) -> Any:
     """Export and fuse; the ONNX model."""
-    import torch
     from cuda.nets import fused
+    from zoo.exported import export
 
-    from edgefuse.graph.clean import clean_export
     from edgefuse.graph.normalise import load_proto
 
     entry, shape = picture(name)
-    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        raw = Path(folder) / "raw.onnx"
-        torch.onnx.export(
-            net,
-            (torch.zeros(batch, *shape),),
-            dynamo=True,
-            optimize=False,
-            input_names=[entry],
-            opset_version=20,
-            verbose=False,
-        ).save(str(raw))
-        clean_export(raw, path, "net")
-        return fused(load_proto(path))
+    export(net, {entry: (batch, *shape)}, path, name="net")
+    return fused(load_proto(path))
 
 
 def lowered(name: str, proto: Any, batch: int, precision: Precision) -> tuple[Program, Weights]:

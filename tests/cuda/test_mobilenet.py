@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import tempfile
-import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 
-from zoo.models import build, by_name  # noqa: E402
+from zoo.exported import export as export_zoo
+from zoo.models import build, by_name
 
-from edgefuse.cuda.lower.choose import choose, every_depthwise  # noqa: E402
-from edgefuse.cuda.lower.graph import lower  # noqa: E402
-from edgefuse.graph.clean import clean_export  # noqa: E402
-from edgefuse.graph.cost import Balance, kernels, model_costs, total  # noqa: E402
-from edgefuse.graph.normalise import load_proto  # noqa: E402
-from edgefuse.graph.shapes import at_shapes, fold_load_time  # noqa: E402
-from edgefuse.memory.arena import peak  # noqa: E402
-from edgefuse.memory.liveness.onnx import live_buffers  # noqa: E402
+from edgefuse.cuda.lower.choose import choose, every_depthwise
+from edgefuse.cuda.lower.graph import lower
+from edgefuse.graph.cost import Balance, kernels, model_costs, total
+from edgefuse.graph.normalise import load_proto
+from edgefuse.graph.shapes import at_shapes, fold_load_time
+from edgefuse.memory.arena import peak
+from edgefuse.memory.liveness.onnx import live_buffers
 
-from .nets import fused  # noqa: E402
+from .nets import fused
 
 BATCH = 64
 SHAPES = {"image": (BATCH, 3, 224, 224)}
@@ -31,19 +30,10 @@ H200 = Balance(2e-6, 4.3e12, 790e12, vector_flops_per_s=67e12, parallel_tiles=13
 
 @pytest.fixture(scope="module")
 def export() -> Any:
-    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        raw, clean = Path(folder) / "raw.onnx", Path(folder) / "net.onnx"
-        torch.onnx.export(
-            build(by_name("mobilenet_v2"), small=False),
-            (torch.zeros(1, 3, 224, 224),),
-            dynamo=True,
-            optimize=False,
-            input_names=["image"],
-            opset_version=20,
-            verbose=False,
-        ).save(str(raw))
-        clean_export(raw, clean, "net")
+    with tempfile.TemporaryDirectory() as folder:
+        clean = Path(folder) / "net.onnx"
+        net = build(by_name("mobilenet_v2"), small=False)
+        export_zoo(net, {"image": (1, 3, 224, 224)}, clean, name="net")
         return load_proto(clean)
 
 

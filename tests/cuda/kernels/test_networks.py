@@ -5,7 +5,6 @@ The judge is onnxruntime on the fused ONNX, not the NumPy reference.
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ from edgefuse.cuda.lower.choose import every_depthwise
 from edgefuse.cuda.lower.graph import lower
 from edgefuse.cuda.run_interp import Interpreter
 from edgefuse.cuda.storage import Precision
-from edgefuse.graph.clean import clean_export
 from edgefuse.graph.normalise import load_proto
 from edgefuse.graph.shapes import at_shapes
 from edgefuse.graph.verify import seeded_feed
@@ -58,22 +56,13 @@ def test_blocks(name: str, precision: Precision, triton_interpreter: Interpreter
 
 
 def test_a_whole_mobilenet(triton_interpreter: Interpreter, tmp_path: Path) -> None:
-    torch = pytest.importorskip("torch")
+    pytest.importorskip("torch")
+    from zoo.exported import export
     from zoo.models import build, by_name
 
-    raw, clean = tmp_path / "raw.onnx", tmp_path / "net.onnx"
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        torch.onnx.export(
-            build(by_name("mobilenet_v2"), small=True),
-            (torch.zeros(1, 3, 64, 48),),
-            dynamo=True,
-            optimize=False,
-            input_names=["image"],
-            opset_version=20,
-            verbose=False,
-        ).save(str(raw))
-    clean_export(raw, clean, "net")
+    clean = tmp_path / "net.onnx"
+    net = build(by_name("mobilenet_v2"), small=True)
+    export(net, {"image": (1, 3, 64, 48)}, clean, name="net")
     proto = fused(load_proto(clean))
     difference, kernels = worst(triton_interpreter, proto, "fp32", merged=True)
     assert len(kernels) == 37
