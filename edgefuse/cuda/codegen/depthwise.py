@@ -4,22 +4,14 @@ from __future__ import annotations
 
 from edgefuse.cuda.codegen.axes import Axis
 from edgefuse.cuda.codegen.body import INTEGERS, Body
-from edgefuse.cuda.codegen.machine import vector_tile, vector_warps
-from edgefuse.cuda.codegen.window import Window, both, window
+from edgefuse.cuda.codegen.window import Window, both, pixels_by_channels, window
 
 MOST_UNROLLED = 9
 
 
 def write(body: Body) -> None:
     weight = body.tensor(body.launch.weights[0])
-    channels = weight.shape[2]
-    shape = body.output.shape
-    rows = shape[0] * shape[1] * shape[2]
-    height, width = vector_tile(body.machine, rows, channels, body.item_bytes)
-    body.warps = vector_warps((height, width), body.item_bytes)
-    body.cut(rows, height, channels, width)
-    r = body.axis("r", "tr", height, shape[:3], "[:, None]")
-    c = body.axis("c", "tc", width, (channels,), "[None, :]")
+    r, c, (height, width) = pixels_by_channels(body)
     geometry = window(body, (weight.shape[0], weight.shape[1]))
     geometry.corners(body)
     accumulator = body.zeros(height, width, weight.dtype in INTEGERS)

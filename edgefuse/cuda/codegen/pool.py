@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from edgefuse.cuda.codegen.body import INTEGERS, Body, Value
-from edgefuse.cuda.codegen.machine import vector_tile, vector_warps
-from edgefuse.cuda.codegen.window import both, window
+from edgefuse.cuda.codegen.window import both, pixels_by_channels, window
 
 _MOST_UNROLLED = 9
 
@@ -14,13 +13,8 @@ _MOST_UNROLLED = 9
 def write(body: Body) -> None:
     x = body.tensor(body.launch.inputs[0])
     attributes: Any = body.launch.attributes
-    shape = body.output.shape
-    rows, channels = shape[0] * shape[1] * shape[2], shape[3]
-    height, width = vector_tile(body.machine, rows, channels, body.item_bytes)
-    body.warps = vector_warps((height, width), body.item_bytes)
-    body.cut(rows, height, channels, width)
-    r = body.axis("r", "tr", height, shape[:3], "[:, None]")
-    c = body.axis("c", "tc", width, (channels,), "[None, :]")
+    channels = body.output.shape[3]
+    r, c, (height, width) = pixels_by_channels(body)
     geometry = window(body, attributes["window"])
     geometry.corners(body)
     integer = x.dtype in INTEGERS

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from edgefuse.cuda.codegen.axes import Axis
 from edgefuse.cuda.codegen.body import Body
+from edgefuse.cuda.codegen.machine import vector_tile, vector_warps
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,18 @@ class Window:
             if bounded
         ]
         return f"({prefix}wn * {h} + {prefix}ph) * {w} + {prefix}pw", " & ".join(masks)
+
+
+def pixels_by_channels(body: Body) -> tuple[Axis, Axis, tuple[int, int]]:
+    """Cut the output picture into tiles: the axes of pixels and of channels, and a tile's size."""
+    shape = body.output.shape
+    rows, channels = shape[0] * shape[1] * shape[2], shape[3]
+    height, width = vector_tile(body.machine, rows, channels, body.item_bytes)
+    body.warps = vector_warps((height, width), body.item_bytes)
+    body.cut(rows, height, channels, width)
+    r = body.axis("r", "tr", height, shape[:3], "[:, None]")
+    c = body.axis("c", "tc", width, (channels,), "[None, :]")
+    return r, c, (height, width)
 
 
 def window(body: Body, extent: tuple[int, int], layout: str = "NHWC") -> Window:
