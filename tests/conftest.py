@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,18 @@ def set_up(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Environment], 
         return folder
 
     return make
+
+
+@pytest.fixture(scope="module")
+def own_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """One store for a module, and no keys but the test's."""
+    from edgefuse.bundle import signing
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("EDGEFUSE_CACHE", str(tmp_path_factory.mktemp("store")))
+        patch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))
+        patch.delenv(signing.TRUSTED, raising=False)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,50 +12,25 @@ import onnx
 import pytest
 from cases.pipeline import Run, inputs, run, samples, write_recipe
 from command import edgefuse
-from cuda.nets import graph
+from cuda.nets import BLOCK, graph
 from memory.nets import Net
 
 from edgefuse.archive import read_members
-from edgefuse.bundle import signing
 from edgefuse.cuda import parcel
 from edgefuse.cuda.run_numpy import Runner
 from edgefuse.errors import RecipeError
 
 SHAPES = {"x": (3, 16, 16)}
-NET = """
-(float[1, 3, 16, 16] x, float[8, 3, 3, 3] w0, float[8] b0, float[16, 8, 1, 1] w1, float[16] b1,
- float[16, 1, 3, 3] w2, float[16] b2, float[8, 16, 1, 1] w3, float[8] b3, float[5, 8] w4,
- float[5] b4) => (float[1, 5] y)
-<int64[2] axes = {2, 3}>
-{
-  c0 = Conv<pads = [1, 1, 1, 1], strides = [2, 2]>(x, w0, b0)
-  a0 = Relu(c0)
-  c1 = Conv(a0, w1, b1)
-  a1 = HardSwish(c1)
-  c2 = Conv<group = 16, pads = [1, 1, 1, 1]>(a1, w2, b2)
-  a2 = Relu(c2)
-  c3 = Conv(a2, w3, b3)
-  r = Add(c3, a0)
-  m = ReduceMean<keepdims = 0>(r, axes)
-  y = Gemm<transB = 1>(m, w4, b4)
-}
-"""
+NET = BLOCK.replace("float[2, 3, 9, 11] x", "float[1, 3, 16, 16] x").replace(
+    "float[2, 5] y", "float[1, 5] y"
+)
 #: Of the tiny network above: its activations are small integers of few scales.
 GATES = {
     "accuracy": {"min_sqnr_db": 20},
     "memory": {"max_arena_bytes": 10_000, "max_model_bytes": 600_000},
 }
+pytestmark = pytest.mark.usefixtures("own_store")
 Ran = Callable[..., Run]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """One store, and no keys but the test's."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("EDGEFUSE_CACHE", str(tmp_path_factory.mktemp("store")))
-        patch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))
-        patch.delenv(signing.TRUSTED, raising=False)
-        yield
 
 
 @pytest.fixture

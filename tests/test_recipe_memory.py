@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +17,11 @@ from memory.nets import Net
 
 from edgefuse.archive import read_members
 from edgefuse.artifact import Signature
-from edgefuse.bundle import signing
 from edgefuse.tflite.read import read_model, signature_of
 
 SIZE = (16, 24)
 INT8 = "models/net_full_integer_quant.tflite"
+pytestmark = pytest.mark.usefixtures("own_store")
 Ran = Callable[..., Run]
 
 
@@ -31,16 +31,6 @@ def net(*, picture: bool = False) -> bytes:
     x = made.conv(made.pad(made.image, (1, 1), (1, 1)), 8, 3, 2, "VALID", "RELU6")
     x = made.block(made.block(x, 8), 12, 2)
     return made.finish(x if picture else made.pooled(x))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """One store, and no keys but the test's."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("EDGEFUSE_CACHE", str(tmp_path_factory.mktemp("store")))
-        patch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))
-        patch.delenv(signing.TRUSTED, raising=False)
-        yield
 
 
 @pytest.fixture
