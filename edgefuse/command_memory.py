@@ -213,7 +213,7 @@ def _of_tflite(
     if board is not None:
         operators = board.support.operators
         wish = Wish(
-            arena="tflite_micro" if board.runtime in ("tflite_micro", "ethos_u") else "litert",
+            arena=board.judging_arena,
             operators=None if operators is None else frozenset(operators),
         )
     _tell_both(found, "as it is", model, wish.arena, {})

@@ -256,6 +256,11 @@ class Target(Section):
         return self.kernels if self.device == "host" else "default"
 
     @property
+    def judging_arena(self) -> Literal["litert", "tflite_micro"]:
+        """Whose foretold arena of a .tflite file counts there."""
+        return "tflite_micro" if self.runtime in ("tflite_micro", "ethos_u") else "litert"
+
+    @property
     def compiled_for(self) -> str | None:
         """Its name, where the model is compiled for it and goes into the bundle so."""
         return self.name if self.runtime in ("ethos_u", "edgetpu", "cuda") else None

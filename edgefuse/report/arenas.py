@@ -76,9 +76,8 @@ def _remembered(job: Job, artifact: Artifact, made: Mapping[str, Artifact]) -> l
 
 def _judge(job: Job) -> str:
     """The runtime whose arena of a .tflite file is drawn: that of the target."""
-    micro = job.target.runtime in ("tflite_micro", "ethos_u")
     asked = job.recipe.memory.judged_by if job.recipe.memory else None
-    return asked or ("tflite_micro" if micro else "litert")
+    return asked or job.target.judging_arena
 
 
 def _planned(artifact: Artifact, made: Mapping[str, Artifact], judge: str) -> list[dict[str, Any]]:

@@ -78,8 +78,6 @@ def wish_of(recipe: Recipe, target: Target) -> Wish:
 
     memory = recipe.memory
     assert memory is not None
-    micro = target.runtime in ("tflite_micro", "ethos_u")
-    judge = memory.judged_by or ("tflite_micro" if micro else "litert")
     kernels: Any = "xnnpack" if target.kernels == "default" else target.kernels
     if target.runtime == "tflite_micro":
         kernels = "micro"
@@ -91,7 +89,7 @@ def wish_of(recipe: Recipe, target: Target) -> Wish:
         padding=memory.padding,
         reverse_input=memory.reverse_input,
         arena_bytes=memory.arena_bytes or target.limits.arena_bytes,
-        arena=judge,
+        arena=memory.judged_by or target.judging_arena,
         operators=None if operators is None else frozenset(operators),
         kernels=kernels,
         max_extra_multiply_adds=memory.max_extra_multiply_adds,
