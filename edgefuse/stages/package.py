@@ -266,15 +266,12 @@ def _steps(exact: Mapping[str, Any], found: Mapping[str, Any]) -> list[int]:
 
 def _exact(path: Path, context: Context) -> tuple[Model, dict[str, Any]]:
     """The model with the reference kernels, or with the built-in ones where there are none."""
-    from edgefuse.tflite.runtime import missing_kernel, open_model, runtime_version
+    from edgefuse.tflite.runtime import open_exact, runtime_version
 
-    try:
-        return open_model(path, kernels="reference", threads=1), {"kernels": "reference"}
-    except StageError as error:
-        if not (missing := missing_kernel(error)):
-            raise
+    model, missing = open_exact(path)
+    if not missing:
+        return model, {"kernels": "reference"}
     version = runtime_version()
-    model = open_model(path, kernels="builtin", threads=1)
     context.warn(
         f"golden outputs come from the built-in kernels of {version}, since its reference kernels "
         f"have no {missing}: with another version, or on another CPU, the last bits may differ"

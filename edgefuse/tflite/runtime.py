@@ -272,6 +272,24 @@ def open_model(
     return Model(source, interpreter, runtime, kernels)
 
 
+def open_exact(path: Path, threads: int = 1) -> tuple[Model, str]:
+    """A model on the reference kernels, or on the built-in ones where they lack an operator.
+
+    Returns:
+        The model, and the operator that the reference kernels lack; empty where they run it.
+
+    Raises:
+        As :func:`open_model`.
+    """
+    try:
+        return open_model(path, kernels="reference", threads=threads), ""
+    except StageError as error:
+        missing = missing_kernel(error)
+        if not missing:
+            raise
+    return open_model(path, kernels="builtin", threads=threads), missing
+
+
 def missing_kernel(error: StageError) -> str:
     """The operator that the asked-for kernels lack, by an error of :func:`open_model`; else empty.
 
