@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgefuse.errors import StageError
-from edgefuse.memory.arena import Live
+from edgefuse.memory.arena import Live, aligned
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 
@@ -60,7 +60,7 @@ def sections(buffers: Sequence[Live], alignment: int) -> Sections:
     Raises:
         StageError: sizes that add up to more than a 64-bit address can tell.
     """
-    rounded = [-(-buffer.size_bytes // alignment) * alignment for buffer in buffers]
+    rounded = [aligned(buffer.size_bytes, alignment) for buffer in buffers]
     unit = gcd(*rounded) or 1
     if sum(rounded) // unit >= _MOST_UNITS:
         raise StageError(
