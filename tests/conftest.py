@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from forked import forked_converters
 
 from edgefuse.devices.device import prepared_folder
 from edgefuse.devices.setup.venv import Environment, make_environment
@@ -29,6 +30,13 @@ def draws_the_same_whichever_test_ran_before(request: pytest.FixtureRequest) -> 
         if isinstance(held, np.random.Generator):
             first = _DRAWN.setdefault((request.module.__name__, name), held.bit_generator.state)
             held.bit_generator.state = first
+
+
+@pytest.fixture(scope="session", autouse=True)
+def converters() -> Iterator[None]:
+    """What a test converts in its own process takes no seconds to load TensorFlow."""
+    with forked_converters():
+        yield
 
 
 @pytest.fixture(scope="session")
