@@ -131,6 +131,24 @@ class Edit:
         self.graph.tensors.append(tensor)
         return len(self.graph.tensors) - 1
 
+    def twin(self, index: int, suffix: str) -> int:
+        """A new tensor like another, constant or scales included; its index."""
+        made = copy.copy(self.graph.tensors[index])
+        made.name = made.name + suffix.encode()
+        self.graph.tensors.append(made)
+        return len(self.graph.tensors) - 1
+
+    def numbers(self, values: Any) -> int:
+        """A new constant of int32, given as whatever NumPy makes an array of; its index."""
+        import numpy as np
+
+        made = self.schema.TensorT()
+        made.name = f"numbers_{len(self.graph.tensors)}".encode()
+        made.hasRank, made.type = True, self.schema.TensorType.INT32
+        self.graph.tensors.append(made)
+        self.fill(len(self.graph.tensors) - 1, np.array(values, np.int32))
+        return len(self.graph.tensors) - 1
+
     def dtype(self, index: int) -> str:
         """NumPy's name of a tensor's type."""
         name: str = self._types[self.graph.tensors[index].type]

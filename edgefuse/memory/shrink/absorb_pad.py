@@ -11,8 +11,9 @@ Two exact forms, with y[o] = sum_j w[j] x[2 o - 1 + j] for a kernel of three:
     runtime's fast path.
 ``turned``  the network turned by 180 degrees: x'[i] = x[n - 1 - i], y'[o] = y[m - 1 - o], kernels
     turned. The row that PyTorch never reads becomes the near one, and 2 o is where SAME begins. No
-    more multiply-adds. Two REVERSE_V2 turn each picture (and each picture among the outputs back);
-    ``reverse=False`` leaves them out, and whoever feeds the model turns the picture.
+    more multiply-adds. REVERSE_V2 turns each picture (and each picture among the outputs back), see
+    :mod:`~.reverse`; ``reverse=False`` leaves it out, and whoever feeds the model turns the
+    picture.
 
 In int8 both are equal bit by bit: what is padded is the zero point, so that a tap of zero adds
 nothing, and sums of integers do not depend on their order. In float the order of a sum changes.

@@ -51,13 +51,7 @@ class _Numbers:
         value = np.array(values, np.int32)
         key = (value.shape, value.tobytes())
         if key not in self._known:
-            edit = self._edit
-            tensor = edit.schema.TensorT()
-            tensor.name = f"numbers_{len(edit.graph.tensors)}".encode()
-            tensor.hasRank, tensor.type = True, edit.schema.TensorType.INT32
-            edit.graph.tensors.append(tensor)
-            self._known[key] = len(edit.graph.tensors) - 1
-            edit.fill(self._known[key], value)
+            self._known[key] = self._edit.numbers(value)
         return self._known[key]
 
 

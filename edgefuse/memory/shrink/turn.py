@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from edgefuse.memory.shrink.reverse import reverse_input, reverse_output
 from edgefuse.memory.shrink.windowed import (
     PLACEWISE,
     axes,
@@ -80,10 +81,10 @@ def turn(edit: Edit, pads: Sequence[Any], *, reverse: bool) -> Turned:
     results = list(dict.fromkeys(int(i) for i in edit.graph.outputs if int(i) in turned))
     if reverse:
         for index in pictures:
-            _reverse_input(edit, index)
+            reverse_input(edit, index)
         for index in results:
             if index not in pictures:  # An input handed through is upright as it is.
-                _reverse_output(edit, index)
+                reverse_output(edit, index)
         return done
     done.inputs = tuple(edit.graph.tensors[i].name.decode() for i in pictures)
     done.outputs = tuple(edit.graph.tensors[i].name.decode() for i in results)
@@ -161,8 +162,6 @@ def _picked(edit: Edit, operator: Any, wanted: tuple[Axis, Axis]) -> bool:
     """Whether a convolution of 1 x 1 with a stride that would have to grow got what it reads picked
     by STRIDED_SLICE: the copy is a fraction of the picture, the grown kernel a multiple of the
     multiply-adds."""
-    import numpy as np
-
     spare = [axis.before for axis in wanted]
     if any(a.kernel != 1 or a.before > 0 or a.after > 0 for a in wanted) or not any(spare):
         return False
@@ -171,7 +170,7 @@ def _picked(edit: Edit, operator: Any, wanted: tuple[Axis, Axis]) -> bool:
     held = edit.graph.tensors[source]
     outer = [int(n) for n in held.shape]
     ends = [a.stride * (a.output - 1) + 1 - a.before for a in wanted]
-    picked = _twin(edit, source, f"_picked{len(edit.graph.tensors)}")
+    picked = edit.twin(source, f"_picked{len(edit.graph.tensors)}")
     edit.graph.tensors[picked].shape = [outer[0], wanted[0].output, wanted[1].output, outer[3]]
     edit.graph.tensors[picked].shapeSignature = None
     numbers = (
@@ -179,14 +178,7 @@ def _picked(edit: Edit, operator: Any, wanted: tuple[Axis, Axis]) -> bool:
         [outer[0], *ends, outer[3]],
         [1, wanted[0].stride, wanted[1].stride, 1],
     )
-    given = [source]
-    for value in numbers:
-        tensor = edit.schema.TensorT()
-        tensor.name = f"numbers_{len(edit.graph.tensors)}".encode()
-        tensor.hasRank, tensor.type = True, edit.schema.TensorType.INT32
-        edit.graph.tensors.append(tensor)
-        given.append(len(edit.graph.tensors) - 1)
-        edit.fill(given[-1], np.array(value, np.int32))
+    given = [source, *(edit.numbers(value) for value in numbers)]
     slicing = edit.operator("STRIDED_SLICE", given, [picked])
     slicing.builtinOptionsType = edit.schema.BuiltinOptions.StridedSliceOptions
     slicing.builtinOptions = edit.schema.StridedSliceOptionsT()
@@ -197,45 +189,3 @@ def _picked(edit: Edit, operator: Any, wanted: tuple[Axis, Axis]) -> bool:
     place_of = next(k for k, held in enumerate(edit.graph.operators) if held is operator)
     edit.graph.operators.insert(place_of, slicing)
     return True
-
-
-def _reversed(edit: Edit, source: int, result: int, stem: str) -> list[Any]:
-    """Two operators, one axis each: older runtimes turn only one axis at a time."""
-    import numpy as np
-
-    middle = _twin(edit, source, f"{stem}_rows")
-    made = []
-    for axis, (begin, end) in ((1, (source, middle)), (2, (middle, result))):
-        tensor = edit.schema.TensorT()
-        tensor.name, tensor.shape = f"reverse_axis_{len(edit.graph.tensors)}".encode(), [1]
-        tensor.hasRank, tensor.type = True, edit.schema.TensorType.INT32
-        edit.graph.tensors.append(tensor)
-        which = len(edit.graph.tensors) - 1
-        edit.fill(which, np.array([axis], np.int32))
-        operator = edit.operator("REVERSE_V2", [begin, which], [end])
-        operator.builtinOptionsType = edit.schema.BuiltinOptions.ReverseV2Options
-        operator.builtinOptions = edit.schema.ReverseV2OptionsT()
-        made.append(operator)
-    return made
-
-
-def _twin(edit: Edit, index: int, suffix: str) -> int:
-    twin = copy.copy(edit.graph.tensors[index])
-    twin.name = twin.name + suffix.encode()
-    edit.graph.tensors.append(twin)
-    return len(edit.graph.tensors) - 1
-
-
-def _reverse_input(edit: Edit, index: int) -> None:
-    result = _twin(edit, index, "_turned")
-    for operator in edit.graph.operators:
-        operator.inputs = [result if int(i) == index else int(i) for i in operator.inputs]
-    edit.graph.operators[:0] = _reversed(edit, index, result, "_turned")
-
-
-def _reverse_output(edit: Edit, index: int) -> None:
-    inner = _twin(edit, index, "_turned")
-    for operator in edit.graph.operators:
-        operator.inputs = [inner if int(i) == index else int(i) for i in operator.inputs]
-        operator.outputs = [inner if int(i) == index else int(i) for i in operator.outputs]
-    edit.graph.operators += _reversed(edit, inner, index, "_back")

@@ -154,11 +154,8 @@ def replace_constant(edit: Edit, operator: Any, slot: int, value: np.ndarray[Any
         edit.release(index)
         edit.fill(index, value)
         return
-    twin = copy.copy(edit.graph.tensors[index])
-    twin.name = twin.name + b"_%d" % len(edit.graph.tensors)
-    edit.graph.tensors.append(twin)
     operator.inputs = [int(i) for i in operator.inputs]
-    operator.inputs[slot] = len(edit.graph.tensors) - 1
+    operator.inputs[slot] = edit.twin(index, f"_{len(edit.graph.tensors)}")
     edit.fill(operator.inputs[slot], value)
 
 

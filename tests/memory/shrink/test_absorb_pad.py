@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +26,7 @@ def test_no_pad_remains_and_every_bit_is_the_same(form: Form, kernels: str, tmp_
     assert facts.absorbed == ("PAD#0", "PAD#7", "PAD#15") and facts.left == ()
     counts = parse_model(changed).operator_counts()
     assert "PAD" not in counts
-    assert counts.get("REVERSE_V2", 0) == (2 if form == "turned" else 0)
+    assert counts.get("REVERSE_V2", 0) == (1 if form == "turned" else 0)
     given = pictures(data)
     assert equal(
         results(data, tmp_path, given, kernels), results(changed, tmp_path, given, kernels)
@@ -84,6 +85,39 @@ def test_a_turned_picture_among_the_outputs_is_turned_back(tmp_path: Path) -> No
     data = net.finish(net.conv(net.pad(x, (0, 1), (2, 0)), 4, 2, 1, "VALID"), net.pooled(x))
     changed, facts = absorb_padding(data, "turned")
     assert "PAD#0" in facts.absorbed
+    given = pictures(data)
+    assert equal(results(data, tmp_path, given), results(changed, tmp_path, given))
+
+
+def _read_by_a_sum_of_itself(net: Net) -> int:
+    return net.add(net.image, net.image)
+
+
+def _read_by_a_depthwise_convolution(net: Net) -> int:
+    return net.conv(net.image, 0, 3, 1)
+
+
+def _read_by_convolutions(net: Net) -> int:
+    """Of one kernel, which is turned once."""
+    return net.add(net.conv(net.image, 4, 1, 1), net.conv(net.image, 4, 3, 1))
+
+
+@pytest.mark.parametrize(
+    ("first", "reversals"),
+    [
+        (_read_by_convolutions, 1),
+        (_read_by_a_sum_of_itself, 2),
+        (_read_by_a_depthwise_convolution, 2),
+    ],
+)
+def test_only_convolutions_take_reversed_channels(
+    first: Callable[[Net], int], reversals: int, tmp_path: Path
+) -> None:
+    net = Net((12, 10))
+    x = net.conv(net.pad(first(net), (1, 1), (1, 1)), 4, 3, 2, "VALID")
+    data = net.finish(net.pooled(x))
+    changed, facts = absorb_padding(data, "turned")
+    assert facts.absorbed and parse_model(changed).operator_counts()["REVERSE_V2"] == reversals
     given = pictures(data)
     assert equal(results(data, tmp_path, given), results(changed, tmp_path, given))
 
