@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from edgefuse import console as consoles
 from edgefuse.errors import EdgefuseError, GateFailed, RecipeError, UsageError
 from edgefuse.job import make_job
 from edgefuse.log_file import logged
-from edgefuse.sizes import bytes_of
+from edgefuse.sizes import budget_of
 from edgefuse.store import Store, default_root
 
 if TYPE_CHECKING:
@@ -61,7 +60,7 @@ def training_memory(
         UsageError, RecipeError: no torch model, no budget, or no chain of blocks in the module.
     """
     gc.enable()
-    wanted = [budget_of(text) for text in (budgets or _BUDGETS)]
+    wanted = [budget_of(text, "--budget") for text in (budgets or _BUDGETS)]
     if source.suffix.lower() not in (".yaml", ".yml"):
         raise UsageError(
             f"{source} has no torch model to train",
@@ -103,24 +102,6 @@ def training_memory(
         "error": None if error is None else error.message,
     }
     return document, error
-
-
-def budget_of(text: str) -> int | float:
-    """A budget in words: 40% of the eager peak, or bytes as 300MiB.
-
-    Raises:
-        UsageError: neither, or a share outside (0%, 100%].
-    """
-    matched = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*%\s*", text)
-    if matched is None:
-        return bytes_of(text, "--budget")
-    share = float(matched[1]) / 100
-    if not 0 < share <= 1:
-        raise UsageError(
-            f"--budget {text!r} is no share of the eager peak",
-            hint="give more than 0%, at most 100%",
-        )
-    return share
 
 
 def _rows(

@@ -6,7 +6,9 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator, model_validator
 from typing_extensions import Self
 
+from edgefuse.errors import UsageError
 from edgefuse.section import Section
+from edgefuse.sizes import budget_of
 
 RangeMethod = Literal["percentile", "minmax", "mse", "entropy"]
 Format = Literal["int8", "int16x8", "dynamic_range", "float16"]
@@ -91,27 +93,27 @@ class Qat(Section):
     )
     memory_budget: Annotated[int, Field(gt=0)] | str | None = Field(
         None,
-        description="Peak of a step: bytes, or a share of the plain step's as 40%; pieces of the "
-        "network run twice to keep to it. The trained weights are the same.",
+        description="Peak of a step: bytes, 300MiB, or a share of the plain step's as 40%; pieces "
+        "of the network run twice to keep to it. The trained weights are the same.",
     )
 
     @field_validator("memory_budget", mode="before")
     @classmethod
-    def _share(cls, value: Any) -> Any:
+    def _size_or_share(cls, value: Any) -> Any:
         if isinstance(value, bool):
-            raise ValueError("bytes as a whole number are due, or a share up to 100%: 40%")
+            raise ValueError("give bytes, a size as 300MiB, or a share as 40%")
         if isinstance(value, str):
-            found = re.fullmatch(r"(\d{1,3}(?:\.\d+)?) ?%", value)
-            if found is None or not 0 < float(found[1]) <= 100:
-                raise ValueError("bytes as a whole number are due, or a share up to 100%: 40%")
+            try:
+                budget_of(value, "memory_budget")
+            except UsageError as error:
+                raise ValueError(f"{error.message}; {error.hint}") from None
         return value
 
     @property
     def budget(self) -> int | float | None:
         """Bytes, or a share in (0, 1]."""
-        if isinstance(self.memory_budget, str):
-            return float(self.memory_budget.rstrip("% ")) / 100
-        return self.memory_budget
+        held = self.memory_budget
+        return budget_of(held, "memory_budget") if isinstance(held, str) else held
 
 
 class Quantize(Section):

@@ -1,4 +1,4 @@
-"""Sizes in words: how many bytes an option means."""
+"""Sizes in words: how many bytes an option means, and shares of another size."""
 
 from __future__ import annotations
 
@@ -27,3 +27,23 @@ def bytes_of(text: str, option: str) -> int:
     if not 0 < value <= _MOST_BYTES:
         raise UsageError(f"{option} {text!r} is not between 1 byte and 2^63 - 1", hint=hint)
     return value
+
+
+def budget_of(text: str, option: str) -> int | float:
+    """A size as in :func:`bytes_of`, or a share in (0, 1] as 40%: of what, the option says.
+
+    Raises:
+        UsageError: neither.
+    """
+    matched = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*%\s*", text)
+    if matched is None:
+        try:
+            return bytes_of(text, option)
+        except UsageError as error:
+            raise UsageError(error.message, hint=f"{error.hint}, or a share as 40%") from None
+    share = float(matched[1]) / 100
+    if not 0 < share <= 1:
+        raise UsageError(
+            f"{option} {text!r} is no share to keep to", hint="give more than 0%, at most 100%"
+        )
+    return share

@@ -232,7 +232,7 @@ def test_a_budget_below_the_bound_is_refused(monkeypatch: pytest.MonkeyPatch) ->
         (("mobile.tflite", "--svg", "mobile.tflite"), 2, "is no name of an SVG picture"),
         (("mobile.tflite", "--svg", "/dev/full"), 2, "is no name of an SVG picture"),
         (("mobile.tflite", "--svg", "folder.svg"), 2, "is there, and no file"),
-        (("tiny.yaml", "--training", "--budget", "140%"), 2, "no share of the eager peak"),
+        (("tiny.yaml", "--training", "--budget", "140%"), 2, "no share to keep to"),
     ],
 )
 def test_bad_words_get_one_message(words: tuple[str, ...], code: int, said: str) -> None:

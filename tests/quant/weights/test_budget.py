@@ -88,12 +88,14 @@ def test_a_network_that_is_no_chain_is_refused(tmp_path: Path) -> None:
         tune(tmp_path, net.finish({"x": x}, {"y": total}), wanted, "tuned.tflite")
 
 
-@pytest.mark.parametrize(("value", "budget"), [("40%", 0.4), ("2.5 %", 0.025), (1000, 1000)])
+@pytest.mark.parametrize(
+    ("value", "budget"), [("40%", 0.4), ("2.5 %", 0.025), (1000, 1000), ("3 MiB", 3 << 20)]
+)
 def test_shares_and_bytes(value: str | int, budget: float) -> None:
     assert Qat(memory_budget=value).budget == budget
 
 
-@pytest.mark.parametrize("value", ["40", "0%", "101%", "-5%", 0, -1, 0.4, True])
+@pytest.mark.parametrize("value", ["4 barrels", "0%", "101%", "-5%", 0, -1, 0.4, True])
 def test_what_is_no_budget(value: object) -> None:
     with pytest.raises(ValidationError):
         Qat.model_validate({"memory_budget": value})
