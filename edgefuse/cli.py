@@ -7,7 +7,7 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -27,12 +27,11 @@ from edgefuse.cli_app import (
     VerboseOption,
     app,
     command_line,
+    encoding,
+    end_by,
+    tell,
 )
 from edgefuse.ending import guarded, print_result, say
-
-if TYPE_CHECKING:
-    pass
-
 
 __all__ = [
     "app",
@@ -74,15 +73,14 @@ def run(
         sign=sign,
         passphrase_file=passphrase_file,
     )
-    if as_json:
-        print_result(json.dumps(document, indent=1))
-    elif not quiet:
+
+    def words() -> str:
         from edgefuse.report.table import verdict_table
 
-        encoding = sys.stdout.encoding or "ascii"
-        print_result(
-            verdict_table(document, 100, encoding=encoding, paths=[str(folder / "report.html")])
-        )
+        paths = [str(folder / "report.html")]
+        return verdict_table(document, 100, encoding=encoding(), paths=paths)
+
+    tell(document, words, as_json=as_json, quiet=quiet)
     error = document["error"]
     if error:
         place = f"{error['where']}: " if error["where"] else ""
@@ -119,14 +117,14 @@ def compare(
         verbose=verbose,
         command=command_line(),
     )
-    if as_json:
-        print_result(json.dumps(document, indent=1))
-    elif not quiet:
+
+    def words() -> str:
         from edgefuse.report.comparison import comparison_table
 
-        encoding = sys.stdout.encoding or "ascii"
         paths = [str(folder / "compare.html")]
-        print_result(comparison_table(document, encoding=encoding, paths=paths))
+        return comparison_table(document, encoding=encoding(), paths=paths)
+
+    tell(document, words, as_json=as_json, quiet=quiet)
     failed = [row["name"] for row in document["rows"] if row["status"] == "error"]
     if failed:
         say(f"edgefuse: rows failed: {', '.join(failed)}\n  logs: {folder / 'logs'}")
@@ -156,16 +154,14 @@ def explain(
         refused_only=refused,
         quiet=quiet or as_json,
     )
-    if as_json:
-        print_result(json.dumps(document, indent=1))
-    else:
+
+    def words() -> str:
         from edgefuse.report.explanation import explanation_text
 
-        encoding = sys.stdout.encoding or "ascii"
-        print_result(explanation_text(document, encoding=encoding, refused_only=refused))
-    if error is not None:
-        say(f"edgefuse: {error}")
-        raise typer.Exit(error.exit_code)
+        return explanation_text(document, encoding=encoding(), refused_only=refused)
+
+    tell(document, words, as_json=as_json)
+    end_by(error)
 
 
 @app.command()
@@ -199,14 +195,14 @@ def blame(
         verbose=verbose,
         command=command_line(),
     )
-    if as_json:
-        print_result(json.dumps(document, indent=1))
-    elif not quiet:
+
+    def words() -> str:
         from edgefuse.report.blame import blame_table
 
-        encoding = sys.stdout.encoding or "ascii"
         paths = [str(folder / "blame.html")]
-        print_result(blame_table(document, encoding=encoding, paths=paths))
+        return blame_table(document, encoding=encoding(), paths=paths)
+
+    tell(document, words, as_json=as_json, quiet=quiet)
 
 
 @app.command()
@@ -224,7 +220,7 @@ def plan(
     from edgefuse.plan import Selection
 
     rows = plan_rows(recipe, settings, target, Selection(until, start, measure))
-    print_result(json.dumps(rows, indent=1) if as_json else "\n".join(plan_lines(rows)))
+    tell(rows, lambda: "\n".join(plan_lines(rows)), as_json=as_json)
 
 
 @app.command()
@@ -238,7 +234,7 @@ def why(
     from edgefuse.command_inspect import why_lines, why_rows
 
     rows = why_rows(recipe, settings, target)
-    print_result(json.dumps(rows, indent=1) if as_json else "\n".join(why_lines(rows)))
+    tell(rows, lambda: "\n".join(why_lines(rows)), as_json=as_json)
 
 
 @app.command()
@@ -250,7 +246,7 @@ def show(
     from edgefuse.command_inspect import lineage, lineage_lines
 
     tree = lineage(artifact)
-    print_result(json.dumps(tree, indent=1) if as_json else "\n".join(lineage_lines(tree)))
+    tell(tree, lambda: "\n".join(lineage_lines(tree)), as_json=as_json)
 
 
 @app.command()
@@ -275,11 +271,8 @@ def doctor(as_json: JsonOption = False) -> None:
     from edgefuse.command_doctor import examine
 
     findings = examine()
-    if as_json:
-        print_result(json.dumps([vars(f) for f in findings], indent=1))
-    else:
-        for finding in findings:
-            print_result(finding.line)
+    rows = [vars(finding) for finding in findings]
+    tell(rows, lambda: "\n".join(finding.line for finding in findings), as_json=as_json)
     if any(finding.level == "error" for finding in findings):
         raise typer.Exit(3)
 

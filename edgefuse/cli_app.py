@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from edgefuse.errors import EXIT_CODES
+from edgefuse.ending import print_result, say
+from edgefuse.errors import EXIT_CODES, EdgefuseError
 
 _EXITS = "  ".join(f"{code}: {meaning}." for code, meaning in EXIT_CODES.items())
 
@@ -59,3 +62,25 @@ VerboseOption = Annotated[bool, typer.Option("-v", "--verbose", help="Say more."
 def command_line() -> str:
     words = [w for w in sys.argv[1:] if w not in ("--json", "-q", "--quiet", "-v", "--verbose")]
     return shlex.join(["edgefuse", *words])
+
+
+def tell(
+    document: Any, words: Callable[[], str], *, as_json: bool = False, quiet: bool = False
+) -> None:
+    """A command's result: the document as JSON, or in words, which ``quiet`` leaves out."""
+    if as_json:
+        print_result(json.dumps(document, indent=1))
+    elif not quiet:
+        print_result(words())
+
+
+def encoding() -> str:
+    """What a table's characters must go into."""
+    return sys.stdout.encoding or "ascii"
+
+
+def end_by(error: EdgefuseError | None) -> None:
+    """End with an error that was kept until the result was told."""
+    if error is not None:
+        say(f"edgefuse: {error}")
+        raise typer.Exit(error.exit_code)

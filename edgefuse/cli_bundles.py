@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -20,6 +19,8 @@ from edgefuse.cli_app import (
     WaitOption,
     app,
     command_line,
+    end_by,
+    tell,
 )
 from edgefuse.ending import print_result, say
 from edgefuse.errors import EdgefuseError
@@ -83,13 +84,8 @@ def verify(
         verbose=verbose,
         command=command_line(),
     )
-    if as_json:
-        print_result(json.dumps(document, indent=1))
-    elif not quiet:
-        print_result("\n".join(verification_lines(document)))
-    if error is not None:
-        say(f"edgefuse: {error}")
-        raise typer.Exit(error.exit_code)
+    tell(document, lambda: "\n".join(verification_lines(document)), as_json=as_json, quiet=quiet)
+    end_by(error)
 
 
 @app.command()

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from edgefuse.cli_app import JsonOption, QuietOption, SetOption, TargetOption, app
-from edgefuse.ending import print_result, say
+from edgefuse.cli_app import (
+    JsonOption,
+    QuietOption,
+    SetOption,
+    TargetOption,
+    app,
+    encoding,
+    end_by,
+    tell,
+)
 from edgefuse.errors import UsageError
 
 
@@ -54,16 +60,14 @@ def memory(
         svg=svg,
         quiet=quiet or as_json,
     )
-    if as_json:
-        print_result(json.dumps(document, indent=1))
-    else:
+
+    def words() -> str:
         from edgefuse.report.memory import memory_table
 
-        encoding = sys.stdout.encoding or "ascii"
-        print_result(memory_table(document, encoding=encoding, paths=[str(picture)]))
-    if error is not None:
-        say(f"edgefuse: {error}")
-        raise typer.Exit(error.exit_code)
+        return memory_table(document, encoding=encoding(), paths=[str(picture)])
+
+    tell(document, words, as_json=as_json)
+    end_by(error)
 
 
 def _training_memory(
@@ -74,12 +78,11 @@ def _training_memory(
     document, error = training_memory(
         source, budgets=budgets, settings=settings, quiet=quiet or as_json
     )
-    if as_json:
-        print_result(json.dumps(document, indent=1))
-    else:
+
+    def words() -> str:
         from edgefuse.report.memory_training import training_table
 
-        print_result(training_table(document, encoding=sys.stdout.encoding or "ascii"))
-    if error is not None:
-        say(f"edgefuse: {error}")
-        raise typer.Exit(error.exit_code)
+        return training_table(document, encoding=encoding())
+
+    tell(document, words, as_json=as_json)
+    end_by(error)

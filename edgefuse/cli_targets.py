@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from edgefuse.cli_app import JsonOption, QuietOption, app
+from edgefuse.cli_app import JsonOption, QuietOption, app, tell
 from edgefuse.ending import print_result, say
-
-if TYPE_CHECKING:
-    pass
 
 
 @app.command()
@@ -79,8 +75,6 @@ def conformance(
         max_lsb=within,
         progress=lambda name: None if quiet or as_json else say(f"  {name}"),
     )
-    print_result(
-        json.dumps(document, indent=1) if as_json else "\n".join(conformance_lines(document))
-    )
+    tell(document, lambda: "\n".join(conformance_lines(document)), as_json=as_json)
     if code:
         raise typer.Exit(code)
