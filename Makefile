@@ -17,6 +17,9 @@ ifneq ($(wildcard ../shared/data),)
 export EDGEFUSE_DATA ?= $(abspath ../shared/data)
 endif
 
+# Without its compiled files every child process would compile the package anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help run check lint types imports test docs-check fix docs bench bench-cuda bench-int8 bench-memory bench-push bench-gates gpu release gate push rollback status clean
 
@@ -48,7 +51,7 @@ docs-check: $(STAMP)
 	$(BIN)/python -m edgefuse.docs --check
 
 test: $(STAMP)  ## the tests
-	$(BIN)/pytest -n $(JOBS) --dist loadgroup
+	$(BIN)/pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 fix: $(STAMP)  ## format and mend what ruff can
 	$(BIN)/ruff check --fix .

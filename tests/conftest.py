@@ -107,6 +107,22 @@ def require_data() -> Callable[[str], Path]:
     return find
 
 
+#: What takes longest starts first: else one process works alone at the end.
+LONGEST = (
+    "test_recipes.py", "zoo/test_account.py", "test_command_compare.py",
+    "quant/blame/test_blame.py",
+    "test_command_memory.py", "test_kill.py", "graph/test_random_graphs.py", "test_recipe_cuda.py",
+    "graph/test_kinds_of_graphs.py", "cases/test_contract.py", "test_bad_inputs.py",
+)  # fmt: skip
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The order in which ``--dist loadfile --no-loadscope-reorder`` hands out the files."""
+    tests = Path(__file__).parent
+    places = {tests / name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path, len(places)))
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Under ``EDGEFUSE_STRICT=1`` nothing is skipped: what is missing is a failure."""

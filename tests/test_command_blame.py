@@ -14,8 +14,6 @@ from cases.tflite_file import conv_file
 from command import Ended, edgefuse
 from quant.blame.planted import Fault, far_apart
 
-pytestmark = pytest.mark.xdist_group("blame")
-
 NETS = """
 import torch
 from torch import nn

@@ -23,8 +23,6 @@ from edgefuse import command_compare
 from edgefuse.compare import cuda_device
 from edgefuse.compare.rows import ROWS
 
-pytestmark = pytest.mark.xdist_group("compare")
-
 NETS = """
 import torch
 from torch import nn

@@ -19,8 +19,6 @@ from onnx import TensorProto, helper
 from edgefuse.memory.arenas.tflite_micro import predicted_head
 from edgefuse.tflite.read import parse_model
 
-pytestmark = pytest.mark.xdist_group("memory")
-
 NETS = """
 from torch import nn
 

@@ -1,12 +1,14 @@
 """The generated pages are what the code says, and the check notices when they are not."""
 
+import functools
 import re
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from edgefuse import docs
+from edgefuse import docs, docs_passes
 from edgefuse.graph.pipeline import ordered_passes
 from edgefuse.recipe import Recipe
 from edgefuse.stage import STAGES
@@ -14,16 +16,34 @@ from edgefuse.stage import STAGES
 ROOT = Path(__file__).parent.parent
 
 
-@pytest.fixture
-def checkout(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module", autouse=True)
+def the_code_is_read_once() -> Iterator[None]:
+    """The catalogue of passes and the helps of the commands take seconds, and no folder."""
+    real = docs._help
+    with pytest.MonkeyPatch.context() as patch:
+        told = functools.cache(lambda *words: real(words))
+        patch.setattr(docs, "_help", lambda words: told(*words))
+        patch.setattr(docs_passes, "catalogue", functools.cache(docs_passes.catalogue))
+        yield
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folders that the pages lie in."""
+    folder = tmp_path_factory.mktemp("checkout")
     for name in ("configs", "targets"):
-        shutil.copytree(ROOT / name, tmp_path / name)
+        shutil.copytree(ROOT / name, folder / name)
     for name in ("edgefuse/passes", "edgefuse/stages"):
-        (tmp_path / name).mkdir(parents=True)
-    shutil.copy(ROOT / "README.md", tmp_path)
-    docs.write(tmp_path)
-    return tmp_path
+        (folder / name).mkdir(parents=True)
+    shutil.copy(ROOT / "README.md", folder)
+    docs.write(folder)
+    return folder
+
+
+@pytest.fixture
+def checkout(written: Path, tmp_path: Path) -> Path:
+    """A copy of them, to be changed."""
+    return Path(shutil.copytree(written, tmp_path / "checkout"))
 
 
 def test_the_pages_of_this_checkout_are_fresh() -> None:

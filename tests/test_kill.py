@@ -25,8 +25,6 @@ from edgefuse.store import default_root
 KILLS = int(os.environ.get("EDGEFUSE_KILLS", "2"))
 RECIPE = os.environ.get("EDGEFUSE_KILL_RECIPE")
 
-pytestmark = pytest.mark.xdist_group("kill")
-
 
 def _tiny(folder: Path) -> Path:
     """Conv, BatchNorm, Clip, pool, Gemm on [1, 3, 16, 16]; enough groups for the gate."""

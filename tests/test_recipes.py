@@ -20,8 +20,6 @@ CONFIGS = Path(__file__).parent.parent / "configs"
 # XNNPACK has no int8 HARD_SWISH.
 SLOWER_IN_INT8 = {"mobilenet_v3"}
 
-pytestmark = pytest.mark.xdist_group("recipes")
-
 
 def _run(recipe: str, out: Path, *words: str) -> dict[str, Any]:
     command = [sys.executable, "-m", "edgefuse.cli", "run", str(CONFIGS / recipe)]

@@ -33,8 +33,6 @@ from .models import MODELS, by_name, write_recipe
 NAMES = [model.name for model in MODELS]
 FOLLOWED = ("mobilenet_v3_small", "shufflenet_v2", "convnext_tiny", "vit_tiny")
 
-pytestmark = pytest.mark.xdist_group("zoo_account")
-
 
 @pytest.fixture(scope="module", autouse=True)
 def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:

@@ -40,7 +40,6 @@ def test_every_kernel_has_a_case() -> None:
     assert {kernel.name for kernel in FLOATS} == set(KERNELS)
 
 
-@pytest.mark.xdist_group("triton")
 @pytest.mark.parametrize("kernel", FLOATS, ids=named)
 def test_fp32(kernel: Kernel, triton_interpreter: Interpreter) -> None:
     made, wanted = both(triton_interpreter, case(kernel, "fp32"))
@@ -48,7 +47,6 @@ def test_fp32(kernel: Kernel, triton_interpreter: Interpreter) -> None:
     assert apart(made, wanted) <= TOLERANCE["fp32"]
 
 
-@pytest.mark.xdist_group("triton")
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
 @pytest.mark.parametrize("kernel", HALF, ids=named)
 def test_half(kernel: Kernel, precision: Precision, triton_interpreter: Interpreter) -> None:
@@ -56,7 +54,6 @@ def test_half(kernel: Kernel, precision: Precision, triton_interpreter: Interpre
     assert apart(made, wanted) <= TOLERANCE[precision]
 
 
-@pytest.mark.xdist_group("triton")
 @pytest.mark.parametrize("kernel", INTEGERS, ids=named)
 def test_int8_is_exact(kernel: Kernel, triton_interpreter: Interpreter) -> None:
     made, wanted = both(triton_interpreter, case(kernel, "int8"))
@@ -88,7 +85,6 @@ POSITIVE = ("log", "sqrt", "pow", "div", "rdiv_constant")
 INTEGER_KINDS = ("requantize", "requantize_add", "dequantize", "quantize")
 
 
-@pytest.mark.xdist_group("triton")
 @pytest.mark.parametrize("kind", [k for k in KINDS if k not in INTEGER_KINDS])
 def test_every_step(kind: str, triton_interpreter: Interpreter) -> None:
     steps = []
@@ -106,7 +102,6 @@ def test_every_step(kind: str, triton_interpreter: Interpreter) -> None:
     assert apart(made, wanted) <= TOLERANCE["fp32"]
 
 
-@pytest.mark.xdist_group("triton")
 def test_a_wrong_weight_shows(triton_interpreter: Interpreter) -> None:
     built = case(FLOATS[0], "fp32")
     made = triton_interpreter.run(built.program, built.weights, built.inputs)["y"]
@@ -115,7 +110,6 @@ def test_a_wrong_weight_shows(triton_interpreter: Interpreter) -> None:
     assert apart(made, other) > TOLERANCE["fp32"]
 
 
-@pytest.mark.xdist_group("triton")
 def test_an_input_of_another_shape_is_refused(triton_interpreter: Interpreter) -> None:
     built = case(FLOATS[0], "fp32")
     wrong = {**built.inputs, "x": built.inputs["x"][:1]}

@@ -23,7 +23,6 @@ from edgefuse.graph.verify import seeded_feed
 
 #: Largest difference over the largest magnitude.
 TOLERANCE: dict[Precision, float] = {"fp32": 1e-4, "fp16": 2e-2}
-pytestmark = pytest.mark.xdist_group("triton")
 
 
 def worst(

@@ -16,7 +16,6 @@ from edgefuse.tflite.edit import Edit
 from edgefuse.tflite.read import read_model, signature_of
 from edgefuse.tflite.runtime import open_model
 
-pytestmark = pytest.mark.xdist_group("micro")
 Made = Callable[..., Path]
 
 

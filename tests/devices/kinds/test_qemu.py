@@ -19,7 +19,6 @@ from edgefuse.target import Target, load_target
 from edgefuse.tflite.read import read_model, signature_of
 from edgefuse.tflite.runtime import open_model
 
-pytestmark = pytest.mark.xdist_group("qemu")
 TARGETS = Path(__file__).parents[3] / "targets"
 Open = Callable[..., Qemu]
 

@@ -6,8 +6,6 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
 from edgefuse.devices.bench_worker import random_feeds
 from edgefuse.devices.device import Place
 from edgefuse.devices.kinds.tflite_micro import TfliteMicro
@@ -42,7 +40,6 @@ def test_scratch_of_a_mean_is_counted() -> None:
     assert head.arena_bytes >= head.bound_bytes > 0
 
 
-@pytest.mark.xdist_group("micro")
 def test_head_is_the_reported_one(tmp_path: Path, micro: Callable[[], Path]) -> None:
     prepared = micro()
     plain = mobile((32, 24))
