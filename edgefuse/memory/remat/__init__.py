@@ -12,7 +12,7 @@ budget of the *peak*, and the plan is verified by a meter before it is used:
 
     def compare_step(
         module: nn.Module,              # in train mode; left as it was
-        inputs: Tensor | tuple[Tensor, ...],
+        inputs: Tensor | tuple[Tensor, ...],           # both on the CPU; others are refused
         *,
         budgets: Sequence[int | float], # bytes, or shares of the eager peak in (0, 1]
         loss: Callable[[Any], Tensor] | None = None,   # default: the mean square of the output
@@ -24,7 +24,8 @@ budget of the *peak*, and the plan is verified by a meter before it is used:
         spread_ms | None (from, to), cpu_ms | None, recomputed: tuple[str, ...], refused: str)
 
 A budget that cannot be kept is a row with ``refused`` and without figures. Scope: chains of blocks;
-see :mod:`~.find` for what a chain is, :mod:`~.frozen` for which blocks are never recomputed.
+see :mod:`~.find` for what a chain is, :mod:`~.frozen` for which blocks are never recomputed,
+:mod:`~.modes` for parts of blocks, :mod:`~.thrift` for layers that need fewer bytes at a time.
 """
 
 from edgefuse.memory.remat.compare import Row, compare_step

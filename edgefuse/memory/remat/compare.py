@@ -99,7 +99,8 @@ def compare_step(
         compiled: whether torch.compile has rows; compiling takes seconds each.
 
     Raises:
-        UsageError: the module holds no chain of blocks, or a budget is no budget.
+        UsageError: the module holds no chain of blocks, a budget is no budget, or module or
+            inputs do not lie on the CPU.
     """
     from edgefuse.memory.remat.frozen import undisturbed
     from edgefuse.memory.remat.wrap import Study

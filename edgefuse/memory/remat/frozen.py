@@ -53,18 +53,22 @@ def frozen(
     def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
         import torch
 
-        from edgefuse.memory.remat.norm import Normalise, norms, rectifiers
+        from edgefuse.memory.remat.norm import Normalise, norms
+        from edgefuse.memory.remat.rows import covered, rectifiers
+        from edgefuse.memory.remat.thrift import rectify
 
         before: _Buffers = {}
         statistics: dict[nn.Module, deque[Any]] = {module: deque() for module in norms(modules)}
-        in_place = dict.fromkeys(rectifiers(modules, list(statistics)), torch.relu_)
+        over = covered(modules, list(statistics))
+        behind, alone = rectifiers(modules, list(statistics))
+        in_place = {module: rectify if module in alone else torch.relu_ for module in behind}
 
         @contextmanager
         def noting() -> Iterator[None]:
             held = buffers_of(modules)
             before.update({k: v.clone() for k, v in held.items() if k[0] not in statistics})
             noted: dict[nn.Module, Any] = {
-                m: Normalise(m, noted=queue) for m, queue in statistics.items()
+                m: Normalise(m, noted=queue, over=m in over) for m, queue in statistics.items()
             }
             noted |= in_place
             with _replaced("forward", noted):
@@ -115,8 +119,7 @@ def undisturbed(module: nn.Module) -> Iterator[None]:
     buffers = buffers_of([module])
     copies = {key: value.clone() for key, value in buffers.items()}
     grads = [(p, p.grad) for p in module.parameters()]
-    cuda = sorted({p.device.index for p, _ in grads if p.device.type == "cuda"})
-    with torch.random.fork_rng(devices=cuda):
+    with torch.random.fork_rng(devices=()):
         try:
             for parameter, _ in grads:
                 parameter.grad = None
@@ -165,7 +168,7 @@ def judge(block: nn.Module, x: Tensor) -> Judged:
 
     versions = {name: p._version for name, p in block.named_parameters()}
     attributes = _attributes(block)
-    random = _random_state(x)
+    random = torch.get_rng_state()
     x = x.clone()
     version = x._version
     watch = _watch(block, x)
@@ -180,7 +183,7 @@ def judge(block: nn.Module, x: Tensor) -> Judged:
     reason, now = "", _attributes(block)
     changed = sorted(k for k in attributes.keys() | now.keys() if attributes.get(k) != now.get(k))
     parameters = [n for n, p in block.named_parameters() if p._version != versions[n]]
-    if not torch.equal(random, _random_state(x)) or watch.random:
+    if not torch.equal(random, torch.get_rng_state()) or watch.random:
         reason = f"it draws random numbers ({', '.join(watch.random) or 'outside autograd'})"
     elif parameters:
         reason = f"it writes over its parameter {parameters[0]}"
@@ -195,15 +198,6 @@ def judge(block: nn.Module, x: Tensor) -> Judged:
 
 def _address(x: Tensor) -> int:
     return int(x.untyped_storage().data_ptr())
-
-
-def _random_state(x: Tensor) -> Tensor:
-    import torch
-
-    state = torch.get_rng_state()
-    if x.device.type == "cuda":
-        state = torch.cat([state, torch.cuda.get_rng_state(x.device)])
-    return state
 
 
 def _attributes(block: nn.Module) -> dict[str, Any]:

@@ -4,9 +4,9 @@
 
 Counted is what the step itself takes from torch's allocator above what was held when it began:
 activations, gradients of parameters that had none, temporaries. Parameters, the optimiser's state
-and the inputs lie outside. On the CPU the events are the profiler's; on CUDA the allocator's own
-peak is read. Left out: what a library takes past torch's allocator (oneDNN's scratch, a few KB to
-a few MB a convolution), and fragmentation.
+and the inputs lie outside. The events are those of torch's profiler on the CPU. Left out: what a
+library takes past torch's allocator (oneDNN's scratch, a few KB to a few MB a convolution),
+fragmentation, and other devices.
 """
 
 from __future__ import annotations
@@ -50,19 +50,9 @@ def mark(name: str) -> None:
         pass
 
 
-def peak_bytes(step: Callable[[], object], device: str = "cpu") -> int:
-    """The peak of one call of ``step``, above what was held before it."""
-    import torch
-
-    if torch.device(device).type != "cuda":
-        return levels(step).peak_bytes
-    torch.cuda.synchronize(device)
-    held = int(torch.cuda.memory_allocated(device))
-    torch.cuda.reset_peak_memory_stats(device)
-    with _uncollected():
-        step()
-    torch.cuda.synchronize(device)
-    return int(torch.cuda.max_memory_allocated(device)) - held
+def peak_bytes(step: Callable[[], object]) -> int:
+    """The peak of one call of ``step`` on the CPU, above what was held before it."""
+    return levels(step).peak_bytes
 
 
 def levels(step: Callable[[], object]) -> Levels:

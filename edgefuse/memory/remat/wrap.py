@@ -12,7 +12,8 @@ what they were. Parameter names stay: only ``forward`` of the chain and of block
 is replaced.
 
 The promise is for the example's shapes: a larger input, or training where the example was not,
-raises an error. Forwards without gradients run as always.
+raises an error. Forwards without gradients run as always. And it is for the CPU, where the
+meter's events are: a module or an input on another device is refused.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from edgefuse.errors import GateFailed, StageError, UsageError
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     Forward = Callable[[Tensor], Tensor]
     #: A module whose forward a mode replaces, and by what.
     Other = tuple[nn.Module, Forward]
+    Others = tuple[Other, ...]
 
 _TRIES = 4
 _MIB = 2**20
@@ -65,7 +68,7 @@ class Rematerialised:
     lightened: tuple[tuple[str, str], ...]
     kept: tuple[tuple[str, str], ...]
     cost_share: float
-    _forwards: tuple[Other, ...] = ()
+    _forwards: Others = ()
 
     def remove(self) -> None:
         """Give the module its own forward back."""
@@ -85,7 +88,7 @@ class Study:
     """A module's step, measured once; for plans at any budget.
 
     Raises:
-        UsageError: it holds no chain, or runs by a plan already.
+        UsageError: it holds no chain, runs by a plan already, or does not lie on the CPU.
     """
 
     def __init__(
@@ -97,6 +100,7 @@ class Study:
         self.module = module
         self.inputs = inputs if isinstance(inputs, tuple) else (inputs,)
         self.loss = loss or mean_square
+        _on_cpu(module, self.inputs)
         for path, each in module.named_modules():
             if "forward" in vars(each):
                 raise UsageError(
@@ -134,8 +138,7 @@ class Study:
         from edgefuse.memory.remat.meter import peak_bytes
 
         with undisturbed(self.module):
-            device = next((x.device for x in self.inputs), None)
-            return peak_bytes(self.step, str(device or "cpu"))
+            return peak_bytes(self.step)
 
     def _clear(self) -> None:
         for parameter in self.module.parameters():
@@ -187,7 +190,7 @@ class Study:
 
     def _made(self, planned: Planned, wanted: int, slack: int, found: int) -> Rematerialised:
         blocks = self.blocks
-        other = [keep for keep in modes_of(planned.items) if keep.mode]
+        other = [k for k in modes_of(planned.items) if blocks[k.block].modes[k.mode].cost]
         return Rematerialised(
             self.module,
             wanted,
@@ -223,16 +226,16 @@ class Study:
             where=name,
         )
 
-    def _forwards(self, planned: Planned) -> tuple[Other, ...]:
+    def _forwards(self, planned: Planned) -> Others:
         """What a plan replaces."""
         from edgefuse.memory.remat.segments import runner
 
         if all(isinstance(item, Keep) and not item.mode for item in planned.items):
             return ()
-        found = [self.others[k.block, k.mode] for k in modes_of(planned.items) if k.mode]
+        others = [self.others[k.block, k.mode] for k in modes_of(planned.items) if k.mode]
         parent, example = self.chain.parent, self.chain.inputs[0]
         forward = runner(self.chain.blocks, planned.items)
-        return *found, (parent, _guarded(parent, example, forward))
+        return *chain.from_iterable(others), (parent, _guarded(parent, example, forward))
 
 
 def rematerialise(
@@ -250,7 +253,8 @@ def rematerialise(
         loss: of the module's output; without it the mean square.
 
     Raises:
-        UsageError: no chain of blocks is found, or the budget is no budget.
+        UsageError: no chain of blocks is found, the budget is no budget, or module or inputs
+            lie on another device than the CPU.
         GateFailed: no plan keeps to it; the message has the least reachable.
     """
     return Study(module, inputs, loss).rematerialise(budget)
@@ -266,7 +270,21 @@ def mean_square(output: Any) -> Tensor:
     return sum(losses[1:], losses[0])
 
 
-def _measured(chain: Found) -> tuple[list[Block], dict[tuple[int, int], Other]]:
+def _on_cpu(module: nn.Module, inputs: Sequence[Tensor]) -> None:
+    """Refuse other devices: their bytes are none of the meter's events."""
+    held = [*module.named_parameters(), *module.named_buffers()]
+    held += [(f"input {place}", x) for place, x in enumerate(inputs)]
+    for name, value in held:
+        if value.device.type != "cpu":
+            raise UsageError(
+                f"{name} lies on {value.device}: a training step is planned and measured on the "
+                "CPU alone",
+                hint='move the module and its inputs there first: .to("cpu")',
+                where=type(module).__name__,
+            )
+
+
+def _measured(chain: Found) -> tuple[list[Block], dict[tuple[int, int], Others]]:
     """The blocks of a chain, and how those with another mode run in it."""
     from edgefuse.memory.remat.frozen import buffers_of, judge
     from edgefuse.memory.remat.measure import measured, mode_of
@@ -274,7 +292,7 @@ def _measured(chain: Found) -> tuple[list[Block], dict[tuple[int, int], Other]]:
 
     judged = [judge(block, x) for block, x in zip(chain.blocks, chain.inputs)]
     blocks: list[Block] = []
-    others: dict[tuple[int, int], Other] = {}
+    others: dict[tuple[int, int], Others] = {}
     for place, (block, name, x) in enumerate(zip(chain.blocks, chain.names, chain.inputs)):
         reason = judged[place].reason
         read = {id(value) for value in buffers_of([block]).values()}
@@ -282,14 +300,14 @@ def _measured(chain: Found) -> tuple[list[Block], dict[tuple[int, int], Other]]:
             reason = reason or "it reads a buffer that another block writes"
         found = measured(block, name, x, judged[place].cost, reason)
         found = replace(found, in_place=judged[place].in_place)
-        for kind, module, forward, again in () if reason else variants(block, x):
-            _install([(module, forward)])
+        for kind, forwards, again in () if reason else variants(block, x):
+            _install(forwards)
             try:
                 mode = mode_of(kind, block, x, again)
             finally:
-                _uninstall([(module, forward)])
-            if mode.saved_bytes < found.modes[0].saved_bytes:
-                others[place, len(found.modes)] = (module, forward)
+                _uninstall(forwards)
+            if not any(mode.beaten_by(known) for known in found.modes):
+                others[place, len(found.modes)] = forwards
                 found = replace(found, modes=(*found.modes, mode))
         blocks.append(found)
     return blocks, others
