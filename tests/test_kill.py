@@ -1,4 +1,4 @@
-"""SIGKILL at random moments, two runs at once, two cold runs: always the same bytes.
+"""SIGKILL at random moments, two cold runs at once, a third apart: always the same bytes.
 
 A tiny model by default. The same on a real recipe, as often as asked:
     EDGEFUSE_KILLS=20 EDGEFUSE_KILL_RECIPE=configs/mobilenet.yaml pytest tests/test_kill.py -s
@@ -120,38 +120,41 @@ def _new_cache(folder: Path, name: str) -> Path:
 
 
 @pytest.fixture(scope="module")
-def cold(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str], float]:
-    """A recipe, the digests of a cold run of it, and that run's wall time in seconds."""
+def cold(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, str]], float]:
+    """A recipe, the digests of two cold runs of it at once, and their wall time in seconds."""
     folder = tmp_path_factory.mktemp("cold")
     recipe = Path(RECIPE) if RECIPE else _tiny(folder)
+    cache, outs = _new_cache(folder, "cache"), [folder / name for name in ("first", "second")]
     start = time.monotonic()
-    _finish(_start(recipe, _new_cache(folder, "cache"), folder / "out"))
-    return recipe, _digests(folder / "out"), time.monotonic() - start
-
-
-def test_killed_at_random_moments(cold: tuple[Path, dict[str, str], float], tmp_path: Path) -> None:
-    recipe, expected, seconds = cold
-    draw = random.Random(0)
-    for index in range(KILLS):
-        cache, out = _new_cache(tmp_path, f"cache{index}"), tmp_path / f"out{index}"
-        process = _start(recipe, cache, out)
-        moment = draw.uniform(0, seconds)
-        time.sleep(moment)
-        os.kill(process.pid, signal.SIGKILL)
-        process.communicate()
-        time.sleep(1)
-        assert _children_of(cache) == [], f"left behind after {moment:.1f} s"
-        _finish(_start(recipe, cache, out))
-        assert _digests(out) == expected, f"killed after {moment:.1f} s"
-        assert list((cache / "work").iterdir()) == []
-        print(f"kill {index + 1} of {KILLS} after {moment:.1f} s: same digests", flush=True)
-        shutil.rmtree(cache)
-
-
-def test_two_runs_at_once(cold: tuple[Path, dict[str, str], float], tmp_path: Path) -> None:
-    recipe, expected, _ = cold
-    cache = _new_cache(tmp_path, "cache")
-    both = [_start(recipe, cache, tmp_path / name) for name in ("first", "second")]
+    both = [_start(recipe, cache, out) for out in outs]
     for process in both:
         _finish(process)
-    assert _digests(tmp_path / "first") == _digests(tmp_path / "second") == expected
+    return recipe, [_digests(out) for out in outs], time.monotonic() - start
+
+
+def test_two_runs_at_once(cold: tuple[Path, list[dict[str, str]], float]) -> None:
+    first, second = cold[1]
+    assert first == second
+
+
+def test_killed_at_random_moments(
+    cold: tuple[Path, list[dict[str, str]], float], tmp_path: Path
+) -> None:
+    """Each time twice: a run, and the one that goes on with what it left."""
+    recipe, (expected, _), seconds = cold
+    draw = random.Random(0)
+    for index in range(0, KILLS, 2):
+        cache, out = _new_cache(tmp_path, f"cache{index}"), tmp_path / f"out{index}"
+        moments = [round(draw.uniform(0, seconds / 2), 1) for _ in range(min(2, KILLS - index))]
+        for moment in moments:
+            process = _start(recipe, cache, out)
+            time.sleep(moment)
+            os.kill(process.pid, signal.SIGKILL)
+            process.communicate()
+            time.sleep(1)
+            assert _children_of(cache) == [], f"left behind after {moment:.1f} s"
+        _finish(_start(recipe, cache, out))
+        assert _digests(out) == expected, f"killed after {moments} s"
+        assert list((cache / "work").iterdir()) == []
+        print(f"killed after {moments} s, {index + len(moments)} of {KILLS}: same digests")
+        shutil.rmtree(cache)
