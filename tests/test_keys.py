@@ -6,7 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -353,38 +353,49 @@ def test_our_own_sources_enter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
             cached.cache_clear()
 
 
-@pytest.mark.parametrize("damage", ["", "[]", "{}", "null", "flip", "values"])
-def test_remembered_imports_are_verified(tmp_path: Path, monkeypatch, damage: str) -> None:
-    monkeypatch.setenv("EDGEFUSE_CACHE", str(tmp_path / "cache"))
-    caches = (keys.code_digest, keys._own, keys._known_imports)
+def _code_read_anew() -> str:
+    """The digest of a stage that reaches most of the package; nothing is known of this process."""
+    for cached in (keys.code_digest, keys._own, keys._known_imports):
+        cached.cache_clear()
+    return code_digest("edgefuse.stages.quantize")
 
-    def digests() -> list[str]:
-        for cached in caches:
-            cached.cache_clear()
-        return [code_digest(f"edgefuse.stages.{name}") for name in NAMES]
 
-    try:
-        before = digests()
+@pytest.fixture(scope="module")
+def remembered(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str, str]]:
+    """That digest; the name of the file of imports and its text."""
+    with pytest.MonkeyPatch.context() as patch:
+        cache = tmp_path_factory.mktemp("cache")
+        patch.setenv("EDGEFUSE_CACHE", str(cache))
+        digest = _code_read_anew()
         keys.remember_imports()
-        (path,) = (tmp_path / "cache").glob("imports-*.json")
-        text = path.read_text()
+        (path,) = cache.glob("imports-*.json")
+        yield digest, path.name, path.read_text()
+
+
+@pytest.mark.parametrize("damage", [None, "", "[]", "{}", "null", "flip", "values"])
+def test_remembered_imports_are_verified(
+    remembered: tuple[str, str, str], tmp_path: Path, monkeypatch, damage: str | None
+) -> None:
+    digest, name, text = remembered
+    monkeypatch.setenv("EDGEFUSE_CACHE", str(tmp_path))
+    path = tmp_path / name
+    module = "edgefuse.quant.calibration.ranges"
+    if damage is None:
+        path.write_text(text)
         monkeypatch.setattr(keys.ast, "parse", lambda *_: pytest.fail("parsed again"))
-        assert digests() == before, "nothing is parsed twice"
-        monkeypatch.undo()
-        monkeypatch.setenv("EDGEFUSE_CACHE", str(tmp_path / "cache"))
-        if damage == "flip":
-            path.write_text(
-                text.replace("edgefuse.quant.calibration.ranges", "edgefuse.quant.rangex")
-            )
-        elif damage == "values":
-            path.write_text(json.dumps(dict.fromkeys(json.loads(text), 3)))
-        else:
-            path.write_text(damage)
-        assert digests() == before
+    elif damage == "flip":
+        assert module in text
+        path.write_text(text.replace(module, "edgefuse.quant.rangex"))
+    elif damage == "values":
+        path.write_text(json.dumps(dict.fromkeys(json.loads(text), 3)))
+    else:
+        path.write_text(damage)
+    try:
+        assert _code_read_anew() == digest
         keys.remember_imports()
         assert path.read_text() == text
     finally:
-        for cached in caches:
+        for cached in (keys.code_digest, keys._own, keys._known_imports):
             cached.cache_clear()
 
 
