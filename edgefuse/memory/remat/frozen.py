@@ -49,18 +49,20 @@ def frozen(
     modules: Sequence[nn.Module],
 ) -> Callable[[], tuple[AbstractContextManager[None], AbstractContextManager[None]]]:
     """Contexts for the forward of some blocks and for the same forward run again."""
+    from edgefuse.memory.remat.rows import covered, neighbours, rectifiers
+
+    pairs = neighbours(modules)
 
     def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
         import torch
 
         from edgefuse.memory.remat.norm import Normalise, norms
-        from edgefuse.memory.remat.rows import covered, rectifiers
         from edgefuse.memory.remat.thrift import rectify
 
         before: _Buffers = {}
         statistics: dict[nn.Module, deque[Any]] = {module: deque() for module in norms(modules)}
-        over = covered(modules, list(statistics))
-        behind, alone = rectifiers(modules, list(statistics))
+        over = covered(pairs, list(statistics))
+        behind, alone = rectifiers(pairs, list(statistics))
         in_place = {module: rectify if module in alone else torch.relu_ for module in behind}
 
         @contextmanager

@@ -12,8 +12,8 @@ weighed by the values that they keep and the work that they repeat, and those th
 beats in both are offered. Of an inverted residual: all three convolutions; the depthwise one and
 the projection, with the expansion repeated; the projection alone, a sixth of a wide tensor.
 
-All modes, and one that repeats nothing, run the layers of :mod:`~.thrift` with fewer bytes at a
-time.
+All these modes, and one more that repeats nothing, run the layers of :mod:`~.thrift` in fewer
+bytes.
 
 Scope: the nn.Sequential of a block with the most layers, nested ones unrolled, with at most four
 heavy layers; of more, all or the narrowest. A layer that must not run twice ends a segment before
@@ -55,7 +55,7 @@ def variants(block: nn.Module, x: Tensor) -> Iterator[Variant]:
     heavy = [k for k, layer in enumerate(layers) if _heavy(layer)]
     after = [inputs[k + 1] for k in range(len(layers) - 1)]
     paths = {id(module): path for path, module in block.named_modules()}
-    thrifty = tuple(replaced(layers, inputs).items())
+    thrifty = tuple(replaced(layers).items())
     if thrifty:
         yield "keep, with thrift", thrifty, 0
     for ends in _choices([k for k in heavy if k < len(after)], [x.numel() for x in after], judged):

@@ -4,7 +4,7 @@ In ``conv, bn, relu, conv`` of an nn.Sequential, each layer's result goes to the
 nobody else: it may be written over where no backward reads it, and so may its gradient.
 
 Scope: children of nn.Sequential, and a row of modules given as such. Left alone: modules that are
-used twice, or that somebody watches with hooks.
+used twice, or that somebody watches with hooks when the question is asked.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import nn
 
+    Pairs = Sequence[tuple[nn.Module, nn.Module]]
 
-def neighbours(modules: Sequence[nn.Module]) -> list[tuple[nn.Module, nn.Module]]:
+
+def neighbours(modules: Sequence[nn.Module]) -> Pairs:
     """Pairs of layers in a row of modules and inside of them, the first before the second."""
     from torch import nn
 
@@ -28,11 +30,8 @@ def neighbours(modules: Sequence[nn.Module]) -> list[tuple[nn.Module, nn.Module]
         rows += [list(m.children()) for m in plain]
     uses = Counter(id(m) for root in modules for _, m in root.named_modules(remove_duplicate=False))
 
-    def alone(module: nn.Module) -> bool:
-        return uses[id(module)] == 1 and not watched(module)
-
     pairs = {(id(a), id(b)): (a, b) for row in rows for a, b in pairwise(row)}
-    return [(a, b) for a, b in pairs.values() if alone(a) and alone(b)]
+    return [(a, b) for a, b in pairs.values() if uses[id(a)] == uses[id(b)] == 1]
 
 
 def watched(module: nn.Module) -> bool:
@@ -48,19 +47,21 @@ def has_weights(layer: nn.Module) -> bool:
     return type(layer) in (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
 
 
-def covered(modules: Sequence[nn.Module], norms: Sequence[nn.Module]) -> set[nn.Module]:
+def covered(pairs: Pairs, norms: Sequence[nn.Module]) -> set[nn.Module]:
     """Those of ``norms`` whose input a layer with weights made for them alone."""
     among: set[Any] = set(norms)
-    return {b for a, b in neighbours(modules) if has_weights(a) and b in among}
+    return {b for a, b in _unseen(pairs) if b in among and has_weights(a)}
 
 
-def rectifiers(
-    modules: Sequence[nn.Module], norms: Sequence[nn.Module]
-) -> tuple[list[nn.Module], set[nn.Module]]:
+def rectifiers(pairs: Pairs, norms: Sequence[nn.Module]) -> tuple[list[nn.Module], set[nn.Module]]:
     """Every ReLU behind one of ``norms``, and those of them before a layer with weights."""
     from torch import nn
 
-    among, pairs = set(norms), neighbours(modules)
-    behind = [b for a, b in pairs if a in among and type(b) is nn.ReLU]
-    before = {a for a, b in pairs if has_weights(b)}
+    among, unseen = set(norms), _unseen(pairs)
+    behind = [b for a, b in unseen if a in among and type(b) is nn.ReLU]
+    before = {a for a, b in unseen if has_weights(b)}
     return behind, before.intersection(behind)
+
+
+def _unseen(pairs: Pairs) -> Pairs:
+    return [(a, b) for a, b in pairs if not (watched(a) or watched(b))]

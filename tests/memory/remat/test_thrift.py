@@ -1,4 +1,4 @@
-"""Layers in fewer bytes at a time: torch's bits, lower peaks, torch's own way where in doubt."""
+"""Layers in fewer bytes: torch's bits, lower peaks, and which layers are left alone."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from edgefuse.memory.remat import peak_bytes, thrift
+from edgefuse.memory.remat import peak_bytes
 from edgefuse.memory.remat.chain import Keep, Mode, Segment
 from edgefuse.memory.remat.rows import covered, neighbours, rectifiers
 from edgefuse.memory.remat.segments import runner
-from edgefuse.memory.remat.thrift import Convolve, convolutions, rectify, replaced
+from edgefuse.memory.remat.thrift import Convolve, rectify, replaced
 
 
 @pytest.fixture(autouse=True)
@@ -24,12 +24,6 @@ def _seeded() -> Iterator[None]:
     torch.manual_seed(0)
     yield
     torch.set_num_threads(threads)
-
-
-@pytest.fixture
-def one_sample(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Groups of one sample, however small."""
-    monkeypatch.setattr(thrift, "_GROUP_BYTES", 1)
 
 
 def depthwise(**settings: Any) -> nn.Conv2d:
@@ -63,58 +57,42 @@ def same(one: list[Tensor], other: list[Tensor]) -> bool:
     return len(one) == len(other) and all(torch.equal(a, b) for a, b in zip(one, other))
 
 
-@pytest.mark.usefixtures("one_sample")
 @pytest.mark.parametrize("settings", [{}, {"bias": False}, {"stride": 2}, {"dilation": 2}])
-def test_a_convolution_in_groups_is_the_same_to_the_bit(settings: dict[str, Any]) -> None:
+def test_one_gradient_after_the_other_is_the_same_to_the_bit(settings: dict[str, Any]) -> None:
     layer, x = depthwise(**settings), torch.randn(3, 16, 20, 20)
-    how = convolutions([layer], [x])[layer]
-    assert [len(x[part]) for part in how.groups(x)] == [1, 1, 1]
+    how = replaced([layer])[layer]
     assert same(trained(layer, layer, x), trained(layer, how, x))
-    other = torch.randn(2, 16, 20, 20)
-    assert how.groups(other) == [slice(0, 2)]
-    assert same(trained(layer, layer, other), trained(layer, how, other))
+    assert same(trained(layer, layer, x[:0]), trained(layer, how, x[:0]))
     turned = x.contiguous(memory_format=torch.channels_last)
-    assert len(how.groups(turned)) == 1
     assert same(trained(layer, layer, turned), trained(layer, how, turned))
     layer.weight.requires_grad_(False)
     assert same(trained(layer, layer, x), trained(layer, how, x))
 
 
-@pytest.mark.usefixtures("one_sample")
 def test_its_peak_is_lower() -> None:
     layer, x = depthwise(), torch.randn(8, 16, 40, 40, requires_grad=True)
-    how = convolutions([layer], [x])[layer]
     grad = torch.randn(8, 16, 40, 40)
 
     def peak(forward: Any) -> int:
         layer.zero_grad()
-        return peak_bytes(lambda: torch.autograd.grad(forward(x), [x, layer.weight], grad))
+        y = forward(x)
+        return peak_bytes(lambda: torch.autograd.grad(y, [x, layer.weight], grad))
 
-    size = x.numel() * x.element_size()
-    assert peak(how) < peak(layer) - size // 2
+    assert peak(Convolve(layer)) < peak(layer)
+
+
+def test_gradients_of_gradients_are_refused() -> None:
+    layer, x = depthwise(), torch.randn(2, 16, 8, 8, requires_grad=True)
+    (found,) = torch.autograd.grad(Convolve(layer)(x).square().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        found.sum().backward()
 
 
 def test_under_autocast_torch_chooses_the_numbers() -> None:
     layer, x = depthwise(), torch.randn(2, 16, 8, 8)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        y = Convolve(layer, x.shape, 1)(x)
+        y = Convolve(layer)(x)
         assert y.dtype == torch.bfloat16 and torch.equal(y, layer(x))
-
-
-@pytest.mark.usefixtures("one_sample")
-def test_what_is_not_the_same_to_the_bit_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    layer, x = depthwise(), torch.randn(3, 16, 12, 12)
-    assert convolutions([layer], [x])
-    right = torch.ops.aten.convolution
-
-    def wrong(x: Tensor, *rest: Any) -> Tensor:
-        y: Tensor = right(x, *rest)
-        return y if len(x) > 1 else y * (1 + 2**-20)
-
-    thrift._convolution.cache_clear()
-    monkeypatch.setattr(torch.ops.aten, "convolution", wrong)
-    assert not convolutions([layer], [x])
-    thrift._convolution.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -127,17 +105,16 @@ def test_what_is_not_the_same_to_the_bit_stays_as_it_is(monkeypatch: pytest.Monk
     ],
 )
 def test_other_layers_are_left_alone(layer: nn.Module) -> None:
-    assert not convolutions([layer], [torch.randn(2, 16, 8, 8)])
+    assert not replaced([layer])
 
 
 def test_a_watched_layer_is_left_alone() -> None:
-    layer = depthwise()
-    layer.register_forward_hook(lambda *_: None)
-    assert not convolutions([layer], [torch.randn(2, 16, 8, 8)])
     row = layers()
-    row[3] = layer
-    assert rectifiers(row, [row[1], row[4]]) == ([row[2], row[5]], {row[5]})
-    assert covered(row, [row[1], row[4]]) == {row[1]}
+    pairs, both = neighbours(row), [row[1], row[4]]
+    assert set(replaced(row)) == {row[2], row[3], row[5]} and covered(pairs, both) == set(both)
+    row[3].register_forward_hook(lambda *_: None)
+    assert set(replaced(row)) == {row[5]} and covered(pairs, both) == {row[1]}
+    assert rectifiers(pairs, both) == ([row[2], row[5]], {row[5]})
 
 
 def test_what_is_used_twice_is_no_neighbour() -> None:
@@ -158,7 +135,6 @@ def test_a_rectifier_writes_over_its_gradient_alone() -> None:
     assert peak_bytes(lambda: run(rectify)) <= peak_bytes(lambda: run(torch.relu)) - size
 
 
-@pytest.mark.usefixtures("one_sample")
 @pytest.mark.parametrize(
     "items",
     [
@@ -183,10 +159,8 @@ def test_rows_of_such_layers_are_the_same_to_the_bit(items: list[Any]) -> None:
     net, x = nn.Sequential(*layers()), torch.randn(3, 4, 20, 20)
     plain = copy.deepcopy(net)
     wanted = trained(plain, plain, x)
-    row, inputs = list(net), [x]
-    for layer in copy.deepcopy(row)[:-1]:
-        inputs.append(layer(inputs[-1]).detach())
-    others = replaced(row, inputs)
+    row = list(net)
+    others = replaced(row)
     assert set(others) == {row[2], row[3], row[5]}
     for layer, forward in others.items():
         layer.__dict__["forward"] = forward
