@@ -252,7 +252,8 @@ def _try_each(
     goals = [now // 2, now * 3 // 4]
     if memory_bytes is not None and memory_bytes < now:
         goals = [memory_bytes]
-    alone = replace(wish, arena_bytes=None, tiles=None, last=None, padding="keep", order=False)
+    alone = replace(wish, arena_bytes=None, tiles=None, last=None, padding="keep")
+    alone = replace(alone, order=False, edges=False)
     ways = {
         "padding, turned": [replace(alone, padding="turned")],
         "padding, wider kernels": [replace(alone, padding="wider_kernels")],

@@ -42,6 +42,12 @@ class Memory(Section):
     order: bool = Field(
         True, description="Whether operators may run in another order where that lowers the arena."
     )
+    edges: bool = Field(
+        True,
+        description="Whether the last row and column of a depthwise convolution of 3 x 3 with "
+        "stride 2 may be computed apart, where the rest then runs in a faster kernel (builtin and "
+        "legacy) and the arena stays.",
+    )
     arena_bytes: int | None = Field(
         None,
         gt=0,
@@ -51,6 +57,12 @@ class Memory(Section):
     )
     judged_by: Literal["litert", "tflite_micro"] | None = Field(
         None, description="Whose arena decides what helps; null: that of the target's runtime."
+    )
+    kernels: Literal["auto", "builtin", "legacy", "xnnpack", "reference", "micro", "npu"] = Field(
+        "auto",
+        description="Whose convolutions the rewrites are chosen for. builtin: LiteRT's without a "
+        "delegate; legacy: tflite-runtime's; xnnpack: LiteRT's own choice; reference; micro: "
+        "tflite-micro's; npu: a compiler's; auto: the target's.",
     )
     max_extra_multiply_adds: float = Field(
         0.15, ge=0, le=10, description="What the goal may cost, as a share of the multiply-adds."

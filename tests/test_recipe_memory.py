@@ -17,6 +17,7 @@ from memory.nets import Net
 
 from edgefuse.archive import read_members
 from edgefuse.artifact import Signature
+from edgefuse.errors import RecipeError
 from edgefuse.tflite.read import read_model, signature_of
 
 SIZE = (16, 24)
@@ -35,9 +36,15 @@ def net(*, picture: bool = False) -> bytes:
 
 @pytest.fixture
 def ran(tmp_path: Path) -> Ran:
-    """``ran(memory, picture=False, target="host")`` runs a recipe with that section."""
+    """``ran(memory, picture=False, target="host", until=None)`` runs a recipe with that section."""
 
-    def go(memory: dict[str, Any], *, picture: bool = False, target: str = "host") -> Run:
+    def go(
+        memory: dict[str, Any],
+        *,
+        picture: bool = False,
+        target: str = "host",
+        until: str | None = None,
+    ) -> Run:
         (tmp_path / "given.tflite").write_bytes(net(picture=picture))
         model = {
             "tflite": {"path": "given.tflite"},
@@ -49,7 +56,7 @@ def ran(tmp_path: Path) -> Ran:
         path = write_recipe(
             tmp_path, "net", model, *data, gates=gates, release=False, memory=memory, target=target
         )
-        return run(path)
+        return run(path, until=until)
 
     return go
 
@@ -92,6 +99,32 @@ def test_the_bundle_is_made_again_from_what_the_target_decided(
     told = edgefuse("verify", bundle, "--rebuild", "--sources", ended.out.parent)
     assert told.code == 0, told.err
     assert "same bytes" in told.out
+
+
+@pytest.mark.parametrize(
+    ("target", "kernels", "reversals"),
+    [("host-tflite-runtime", "legacy", 2), ("tflm", "micro", 1), ("host", "xnnpack", 0)],
+)
+def test_kernels_are_those_of_the_target_and_give_the_same_bytes_on_another(
+    target: str, kernels: str, reversals: int, ran: Ran
+) -> None:
+    ended = ran({}, target=target, until="shrink")
+    made = ended.file("_full_integer_quant_shrunk.tflite").read_bytes()
+    chosen = evidence(ended)["chosen"]
+    assert chosen["kernels"] == kernels and chosen["edges"] is False
+    assert operators(ended.file("_full_integer_quant_shrunk.tflite")).count("REVERSE_V2") == (
+        reversals
+    )
+    for other in ("emu-cortex-a53", "tflm"):
+        again = ran(chosen, target=other, until="shrink")
+        assert again.file("_full_integer_quant_shrunk.tflite").read_bytes() == made
+        assert evidence(again)["chosen"] == chosen
+
+
+def test_kernels_that_there_are_none_of(ran: Ran) -> None:
+    with pytest.raises(RecipeError, match="legcy") as caught:
+        ran({"kernels": "legcy"})
+    assert "memory.kernels" in str(caught.value) and "legacy" in str(caught.value)
 
 
 def test_a_goal_out_of_reach_is_a_failed_gate(ran: Ran) -> None:

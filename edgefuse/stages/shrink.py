@@ -8,7 +8,7 @@ a sum; its outputs are held to a relative error of 1e-5.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from edgefuse.artifact import Artifact, Product
 from edgefuse.errors import ParityError, RecipeError
@@ -19,8 +19,7 @@ from edgefuse.target import Target
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from edgefuse.memory.shrink.shrink import Wish
-    from edgefuse.tflite.runtime import Kernels
+    from edgefuse.memory.shrink.wish import Kernels, Wish
 
 _FLOAT_RELATIVE_ERROR = 1e-5
 
@@ -78,11 +77,6 @@ def wish_of(recipe: Recipe, target: Target) -> Wish:
 
     memory = recipe.memory
     assert memory is not None
-    kernels: Any = "xnnpack" if target.kernels == "default" else target.kernels
-    if target.runtime == "tflite_micro":
-        kernels = "micro"
-    elif target.runtime in ("ethos_u", "edgetpu"):
-        kernels = "npu"
     operators = target.support.operators
     tiles = memory.tiles
     return Wish(
@@ -91,12 +85,26 @@ def wish_of(recipe: Recipe, target: Target) -> Wish:
         arena_bytes=memory.arena_bytes or target.limits.arena_bytes,
         arena=memory.judged_by or target.judging_arena,
         operators=None if operators is None else frozenset(operators),
-        kernels=kernels,
+        kernels=_kernels_of(target) if memory.kernels == "auto" else memory.kernels,
         max_extra_multiply_adds=memory.max_extra_multiply_adds,
         order=memory.order,
+        edges=memory.edges,
         tiles=None if tiles is None else (tiles.rows, tiles.columns),
         last=None if tiles is None else tiles.last,
     )
+
+
+def _kernels_of(target: Target) -> Kernels:
+    """What runs convolutions on a target."""
+    if target.runtime == "tflite_micro":
+        return "micro"
+    if target.runtime in ("ethos_u", "edgetpu"):
+        return "npu"
+    if target.kernels == "reference":
+        return "reference"
+    if target.runtime == "tflite_runtime":
+        return "legacy"
+    return "xnnpack" if target.kernels == "default" else "builtin"
 
 
 def _chosen(recipe: Recipe, evidence: Mapping[str, Any]) -> dict[str, Any]:
@@ -108,7 +116,9 @@ def _chosen(recipe: Recipe, evidence: Mapping[str, Any]) -> dict[str, Any]:
     section = {
         **recipe.memory.model_dump(mode="json"),
         "padding": choice["padding"],
+        "edges": choice["edges"],
         "judged_by": evidence["arena"],
+        "kernels": evidence["kernels"],
         "arena_bytes": evidence["goal"],
         "tiles": {"rows": rows, "columns": columns, "last": choice["last"]} if tiles else None,
     }
@@ -131,7 +141,7 @@ def _proof(given: Artifact, made: Path, recipe: Recipe, context: Context) -> dic
     samples = context.samples("evaluation")
     feeds = take(samples, context.downloads, recipe.memory.parity_samples, recipe.model.batch)
     after, missing = open_exact(made, threads=2)  # Rewrites take no operator away but PAD.
-    kernels: Kernels = "builtin" if missing else "reference"
+    kernels: Literal["builtin", "reference"] = "builtin" if missing else "reference"
     before = open_model(given.path, kernels=kernels, threads=2)
     layouts = source_layouts(recipe)
     results = []

@@ -68,11 +68,15 @@ class Absorbed:
 
 
 def absorb_padding(
-    data: bytes, form: Form = "wider_kernels", *, reverse: bool = True
+    data: bytes, form: Form = "wider_kernels", *, reverse: bool = True, one_row: bool = True
 ) -> tuple[bytes, Absorbed]:
     """The same model without the PADs that its convolutions can do themselves.
 
     The bytes come back unchanged when nothing was absorbed.
+
+    Args:
+        reverse: whether a turned network turns its pictures itself.
+        one_row: whether it may do so as one row of values, where that is cheaper.
 
     Raises:
         SourceError: the file is damaged.
@@ -86,7 +90,7 @@ def absorb_padding(
     outputs: tuple[str, ...] = ()
     absorbed: list[str] = []
     if form == "turned":
-        done = turn(edit, [operator for _, operator in pads], reverse=reverse)
+        done = turn(edit, [operator for _, operator in pads], reverse=reverse, one_row=one_row)
         if done.refused:
             left += [(name, done.refused) for name, _ in pads]
         else:

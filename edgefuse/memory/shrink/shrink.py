@@ -6,7 +6,8 @@ price, and what pays depends on the target and on the goal.
 Without a goal: what costs no arithmetic worth speaking of is kept where it lowers the arena, or,
 with the arena unchanged, the bytes moved. With a goal: of all combinations that keep to it one that
 takes no more time on the target's kernels, if there is one, then the one with the fewest
-multiply-adds, then the fewest operators; tiles only where nothing else reaches it.
+multiply-adds, then the fewest operators; tiles only where nothing else reaches it. At the end, for
+kernels that gain by it, what lets layers run in a faster kernel at an unchanged arena.
 
 Every step is exact: in int8 the outputs are the same bit by bit.
 """
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from edgefuse.errors import EdgefuseError, GateFailed, StageError, UsageError
 from edgefuse.memory.shrink.absorb_pad import Form, absorb_padding
+from edgefuse.memory.shrink.edges import edges_apart
 from edgefuse.memory.shrink.judge import Judged, bytes_moved, judged
 from edgefuse.memory.shrink.multiply_adds import multiply_adds
 from edgefuse.memory.shrink.order import order
@@ -34,6 +36,7 @@ __all__ = ["Choice", "Kernels", "Shrunk", "Step", "Wish", "shrink"]
 # the convolution anyway, and wider kernels leave XNNPACK's fast path and cost reference kernels 8%.
 FREE: dict[Kernels, tuple[Form, ...]] = {
     "builtin": ("turned", "wider_kernels"),
+    "legacy": ("turned", "wider_kernels"),
     "xnnpack": (),
     "reference": ("turned",),
     "micro": ("turned",),
@@ -42,6 +45,7 @@ FREE: dict[Kernels, tuple[Form, ...]] = {
 # For a goal also what costs time. An Ethos-U has no REVERSE_V2.
 FOR_GOAL: dict[Kernels, tuple[Form, ...]] = {
     "builtin": ("turned", "wider_kernels"),
+    "legacy": ("turned", "wider_kernels"),
     "xnnpack": ("turned", "wider_kernels"),
     "reference": ("turned", "wider_kernels"),
     "micro": ("turned", "wider_kernels"),
@@ -51,6 +55,8 @@ _DONE_THERE: dict[Kernels, str] = {
     "xnnpack": "XNNPACK pads inside its convolutions, so that absorbing saves no time there",
     "npu": "the NPU's compiler pads inside the convolutions, so that absorbing saves nothing there",
 }
+# Which are faster inside the picture than across its far edge, on aarch64 and nowhere slower.
+_FASTER_INSIDE: frozenset[Kernels] = frozenset({"builtin", "legacy"})
 _TILING = frozenset({"STRIDED_SLICE", "PAD", "CONCATENATION"})
 
 
@@ -92,10 +98,13 @@ def shrink(data: bytes, wish: Wish) -> tuple[bytes, Shrunk]:
             best = _tiled(best, wish, given)
     else:
         best = _within(kept, wish, given, wish.arena_bytes)
+    if wish.edges and wish.kernels in _FASTER_INSIDE:
+        best = _edged(best, wish, given)
     steps = (*(s for s in refused if s not in best.steps), *best.steps)
     return best.data, Shrunk(
         steps=steps,
         arena=wish.arena,
+        kernels=wish.kernels,
         goal=wish.arena_bytes,
         bound_bytes=best.arena.bound_bytes,
         arena_bytes_before=given.arena.arena_bytes,
@@ -167,7 +176,9 @@ def _padded(given: _Held, wish: Wish) -> tuple[list[_Held], list[Step]]:
     kept: list[_Held] = []
     refused: list[Step] = []
     for form in forms:
-        made, done = absorb_padding(given.data, form, reverse=wish.reverse_input)
+        made, done = absorb_padding(
+            given.data, form, reverse=wish.reverse_input, one_row=wish.kernels != "legacy"
+        )
         did = _absorbed_in_words(form, len(done.absorbed), wish)
         after = _held(made, wish) if done.absorbed else given
         why_not = ""
@@ -296,4 +307,33 @@ def _tiled(held: _Held, wish: Wish, given: _Held) -> _Held:
         turned_inputs=held.turned_inputs,
         turned_outputs=held.turned_outputs,
         choice=held.choice if done.grid == (1, 1) else tiled,
+    )
+
+
+def _edged(held: _Held, wish: Wish, given: _Held) -> _Held:
+    """Edges of strided depthwise convolutions apart, where such convolutions are."""
+    made, done = edges_apart(held.data, wish.arena, wish.arena_bytes)
+    if not done.apart and not done.left:
+        return held
+    after = _held(made, wish) if done.apart else held
+    extra = after.multiply_adds - held.multiply_adds
+    why_not = ""
+    if not done.apart:
+        why_not = "; ".join(f"{name}: {reason}" for name, reason in done.left[:3])
+    elif missing := _missing(held, after, wish):
+        why_not = f"the target has no {', '.join(missing)}"
+    elif extra and _extra(after, given) > wish.max_extra_multiply_adds:
+        why_not = f"it costs {extra} more multiply-adds"
+    count = len(done.apart)
+    did = f"edges of {count} depthwise convolution{'' if count == 1 else 's'} apart: "
+    did += "the inside runs in the faster kernel of 3 x 3"
+    step = _stepped(held, after, "edges", did, why_not)
+    if why_not:
+        return replace(held, steps=(*held.steps, step))
+    return replace(
+        after,
+        steps=(*held.steps, step),
+        turned_inputs=held.turned_inputs,
+        turned_outputs=held.turned_outputs,
+        choice=replace(held.choice, edges=True),
     )

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from edgefuse.memory.shrink.pieces import piece, sliced
 from edgefuse.memory.shrink.reverse import reverse_input, reverse_output
 from edgefuse.memory.shrink.windowed import (
     PLACEWISE,
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     from edgefuse.tflite.edit import Edit
 
 _REDUCING = frozenset({"MEAN", "SUM", "REDUCE_MAX", "REDUCE_MIN"})
-_SLICE_VERSION = {"int8": 2, "int16": 4}
 
 
 @dataclass
@@ -52,7 +52,7 @@ class Turned:
     outputs: tuple[str, ...] = ()
 
 
-def turn(edit: Edit, pads: Sequence[Any], *, reverse: bool) -> Turned:
+def turn(edit: Edit, pads: Sequence[Any], *, reverse: bool, one_row: bool = True) -> Turned:
     """Turn the graph; the PADs given (by ``id``) go where the convolutions can do without."""
     done = Turned()
     inner = {int(p.outputs[0]): p for p in pads}
@@ -81,7 +81,7 @@ def turn(edit: Edit, pads: Sequence[Any], *, reverse: bool) -> Turned:
     results = list(dict.fromkeys(int(i) for i in edit.graph.outputs if int(i) in turned))
     if reverse:
         for index in pictures:
-            reverse_input(edit, index)
+            reverse_input(edit, index, one_row=one_row)
         for index in results:
             if index not in pictures:  # An input handed through is upright as it is.
                 reverse_output(edit, index)
@@ -167,23 +167,11 @@ def _picked(edit: Edit, operator: Any, wanted: tuple[Axis, Axis]) -> bool:
         return False
     options = operator.builtinOptions = copy.copy(operator.builtinOptions)
     source = int(operator.inputs[0])
-    held = edit.graph.tensors[source]
-    outer = [int(n) for n in held.shape]
-    ends = [a.stride * (a.output - 1) + 1 - a.before for a in wanted]
-    picked = edit.twin(source, f"_picked{len(edit.graph.tensors)}")
-    edit.graph.tensors[picked].shape = [outer[0], wanted[0].output, wanted[1].output, outer[3]]
-    edit.graph.tensors[picked].shapeSignature = None
-    numbers = (
-        [0, -wanted[0].before, -wanted[1].before, 0],
-        [outer[0], *ends, outer[3]],
-        [1, wanted[0].stride, wanted[1].stride, 1],
-    )
-    given = [source, *(edit.numbers(value) for value in numbers)]
-    slicing = edit.operator("STRIDED_SLICE", given, [picked])
-    slicing.builtinOptionsType = edit.schema.BuiltinOptions.StridedSliceOptions
-    slicing.builtinOptions = edit.schema.StridedSliceOptionsT()
-    entry = edit.model.operatorCodes[slicing.opcodeIndex]
-    entry.version = max(entry.version, _SLICE_VERSION.get(edit.dtype(source), 1))
+    tall, wide = wanted
+    extent = (tall.output, wide.output)
+    picked = piece(edit, source, f"_picked{len(edit.graph.tensors)}", extent)
+    rows, columns = ((-a.before, a.stride * (a.output - 1) + 1 - a.before) for a in wanted)
+    slicing = sliced(edit, source, picked, rows, columns, (tall.stride, wide.stride))
     operator.inputs = [picked, *(int(i) for i in operator.inputs[1:])]
     options.strideH = options.strideW = 1
     place_of = next(k for k, held in enumerate(edit.graph.operators) if held is operator)

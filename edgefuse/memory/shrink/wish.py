@@ -8,7 +8,7 @@ from typing import Any, Literal
 from edgefuse.memory.shrink.judge import Runtime
 
 Padding = Literal["auto", "keep", "wider_kernels", "turned"]
-Kernels = Literal["builtin", "xnnpack", "reference", "micro", "npu"]
+Kernels = Literal["builtin", "legacy", "xnnpack", "reference", "micro", "npu"]
 
 
 @dataclass(frozen=True)
@@ -22,9 +22,11 @@ class Wish:
         arena_bytes: the goal; None takes what helps at no cost.
         arena: whose arena is judged.
         operators: what the target's runtime has; None for all.
-        kernels: what runs the convolutions there.
+        kernels: what runs the convolutions there; ``builtin`` are LiteRT's, ``legacy`` those of
+            tflite-runtime, its predecessor.
         max_extra_multiply_adds: as a share of those of the file as given.
         order: whether operators may be put in another order.
+        edges: whether edges of strided depthwise convolutions may be computed apart.
         tiles: rows and columns, by hand; with ``last``, the place of the last tiled operator
             in the file that is tiled, or with a goal.
     """
@@ -37,13 +39,15 @@ class Wish:
     kernels: Kernels = "builtin"
     max_extra_multiply_adds: float = 0.15
     order: bool = True
+    edges: bool = True
     tiles: tuple[int, int] | None = None
     last: int | None = None
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What was chosen, in the words of a :class:`Wish`: given as one, it makes the same file.
+    """What was chosen, in the words of a :class:`Wish`: given as one for the same kernels, it makes
+    the same file.
 
     Attributes:
         tiles: rows and columns; None without tiles.
@@ -51,6 +55,7 @@ class Choice:
     """
 
     padding: Padding = "keep"
+    edges: bool = False
     tiles: tuple[int, int] | None = None
     last: int | None = None
 
@@ -63,7 +68,7 @@ class Step:
     """One thing that was tried.
 
     Attributes:
-        name: ``padding``, ``order``, ``tiles``.
+        name: ``padding``, ``order``, ``tiles``, ``edges``.
         did: for people, one sentence.
         arena_bytes, multiply_adds, operators: behind it, if it had been kept.
         why_not: empty when it was kept.
@@ -95,6 +100,7 @@ class Shrunk:
 
     steps: tuple[Step, ...]
     arena: Runtime
+    kernels: Kernels
     goal: int | None
     bound_bytes: int
     arena_bytes_before: int
