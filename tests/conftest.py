@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ from edgefuse.errors import FetchError
 PREPARED = prepared_folder()  # Now: later a test may have set another EDGEFUSE_CACHE.
 KEPT = "EDGEFUSE_CACHE" in os.environ
 
+# A shell's background jobs ignore Ctrl-C, and so would every program that a test interrupts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _DRAWN: dict[tuple[str, str], Any] = {}
 

@@ -344,14 +344,17 @@ def test_ctrl_c_ends_the_rows(recipe: Path, tmp_path: Path) -> None:
         text=True,
     )
     assert run.stderr is not None
-    for line in run.stderr:
-        if "measure" in line:
-            break
-    time.sleep(0.5)
-    rows = psutil.Process(run.pid).children()
-    assert len(rows) == 2
-    run.send_signal(signal.SIGINT)
-    _, told = run.communicate(timeout=20)
+    try:
+        for line in run.stderr:
+            if "measure" in line:
+                break
+        time.sleep(0.5)
+        rows = psutil.Process(run.pid).children()
+        assert len(rows) == 2
+        run.send_signal(signal.SIGINT)
+        _, told = run.communicate(timeout=20)
+    finally:
+        run.kill()
     assert run.returncode == 130 and "interrupted" in told
     gone, alive = psutil.wait_procs(rows, timeout=10)
     assert alive == [] and len(gone) == 2
