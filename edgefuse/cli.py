@@ -58,7 +58,7 @@ def run(
     verbose: VerboseOption = False,
 ) -> None:
     """Run a recipe: every stage, every gate, the bundle and the report."""
-    from edgefuse.command_run import run_recipe
+    from edgefuse.commands.run import run_recipe
     from edgefuse.plan import Selection
 
     document, folder = run_recipe(
@@ -104,7 +104,7 @@ def compare(
     verbose: VerboseOption = False,
 ) -> None:
     """Time the model in other toolchains beside edgefuse's, in turns: one thread, or a GPU."""
-    from edgefuse.command_compare import compare_recipe
+    from edgefuse.commands.compare import compare_recipe
 
     document, folder = compare_recipe(
         recipe,
@@ -144,7 +144,7 @@ def explain(
     quiet: QuietOption = False,
 ) -> None:
     """Tell what fused, what did not and why, and the TFLite operator where each ended."""
-    from edgefuse.command_explain import explain as explained
+    from edgefuse.commands.explain import explain as explained
 
     document, error = explained(
         source,
@@ -182,7 +182,7 @@ def blame(
     verbose: VerboseOption = False,
 ) -> None:
     """Tell which layer of the int8 model costs what, and what is wrong with it."""
-    from edgefuse.command_blame import blame_recipe
+    from edgefuse.commands.blame import blame_recipe
 
     document, folder = blame_recipe(
         recipe,
@@ -216,7 +216,7 @@ def plan(
     as_json: JsonOption = False,
 ) -> None:
     """Show what would run, cached or not. Changes nothing."""
-    from edgefuse.command_inspect import plan_lines, plan_rows
+    from edgefuse.commands.inspect import plan_lines, plan_rows
     from edgefuse.plan import Selection
 
     rows = plan_rows(recipe, settings, target, Selection(until, start, measure))
@@ -231,7 +231,7 @@ def why(
     as_json: JsonOption = False,
 ) -> None:
     """Tell what changed since the cached run, stage by stage."""
-    from edgefuse.command_inspect import why_lines, why_rows
+    from edgefuse.commands.inspect import why_lines, why_rows
 
     rows = why_rows(recipe, settings, target)
     tell(rows, lambda: "\n".join(why_lines(rows)), as_json=as_json)
@@ -243,7 +243,7 @@ def show(
     as_json: JsonOption = False,
 ) -> None:
     """Show an artifact's lineage: the stages, inputs, versions and evidence that made it."""
-    from edgefuse.command_inspect import lineage, lineage_lines
+    from edgefuse.commands.inspect import lineage, lineage_lines
 
     tree = lineage(artifact)
     tell(tree, lambda: "\n".join(lineage_lines(tree)), as_json=as_json)
@@ -259,7 +259,7 @@ def init(
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
 ) -> None:
     """Write a recipe for your own model, to be completed where it says so."""
-    from edgefuse.command_init import write_recipe
+    from edgefuse.commands.init import write_recipe
 
     for line in write_recipe(source, out, shape, force):
         print_result(line)
@@ -268,7 +268,7 @@ def init(
 @app.command()
 def doctor(as_json: JsonOption = False) -> None:
     """Check the environment: versions, disk, optional tools; name each remedy."""
-    from edgefuse.command_doctor import examine
+    from edgefuse.commands.doctor import examine
 
     findings = examine()
     rows = [vars(finding) for finding in findings]

@@ -26,7 +26,7 @@ from edgefuse.ending import print_result, say
 from edgefuse.errors import EdgefuseError
 
 if TYPE_CHECKING:
-    from edgefuse.command_push import DeviceReport
+    from edgefuse.commands.push import DeviceReport
 
 
 @app.command()
@@ -40,7 +40,7 @@ def release(
     quiet: QuietOption = False,
 ) -> None:
     """Build every recipe with release: true, measured anew; stop at the first that fails."""
-    from edgefuse.command_release import release_all
+    from edgefuse.commands.release import release_all
 
     for line in release_all(
         recipes,
@@ -72,7 +72,7 @@ def verify(
     verbose: VerboseOption = False,
 ) -> None:
     """Check a bundle: hashes, manifest, evidence, signature, golden vectors."""
-    from edgefuse.command_verify import verification_lines, verify_bundle
+    from edgefuse.commands.verify import verification_lines, verify_bundle
 
     document, error = verify_bundle(
         bundle,
@@ -94,7 +94,7 @@ def keygen(
     passphrase_file: PassphraseOption = None,
 ) -> None:
     """Make a pair of keys to sign bundles with."""
-    from edgefuse.command_sign import make_keys
+    from edgefuse.commands.sign import make_keys
 
     for line in make_keys(path, passphrase_file):
         print_result(line)
@@ -107,7 +107,7 @@ def sign(
     passphrase_file: PassphraseOption = None,
 ) -> None:
     """Sign a bundle and its evidence as they lie there: write signature.json beside them."""
-    from edgefuse.command_sign import sign_bundle
+    from edgefuse.commands.sign import sign_bundle
 
     print_result(sign_bundle(bundle, key, passphrase_file))
 
@@ -128,7 +128,7 @@ def push(
     quiet: QuietOption = False,
 ) -> None:
     """Install a bundle that passed its gates on targets, whole or not at all."""
-    from edgefuse.command_push import push_bundle
+    from edgefuse.commands.push import push_bundle
 
     tell = _steps(quiet or as_json)
     options: dict[str, Any] = {"canary": canary, "wait_s": wait, "dry_run": dry_run, "tell": tell}
@@ -143,7 +143,7 @@ def rollback(
     quiet: QuietOption = False,
 ) -> None:
     """Make the version before the current one current again, once it is proven on the device."""
-    from edgefuse.command_push import roll_back
+    from edgefuse.commands.push import roll_back
 
     _print_devices(roll_back(targets, wait_s=wait, tell=_steps(quiet or as_json)), as_json)
 
@@ -151,12 +151,12 @@ def rollback(
 @app.command()
 def status(targets: TargetsOption, as_json: JsonOption = False) -> None:
     """Tell which versions lie on targets, and whether they are whole. Changes nothing."""
-    from edgefuse import command_push
+    from edgefuse.commands import push as pushing
 
-    found = command_push.status(targets)
+    found = pushing.status(targets)
     lines = [line for one in found for line in one.lines]
-    print_result(command_push.as_json(found) if as_json else "\n".join(lines))
-    _end_by(lambda: command_push.require_healthy(found), as_json)
+    print_result(pushing.as_json(found) if as_json else "\n".join(lines))
+    _end_by(lambda: pushing.require_healthy(found), as_json)
 
 
 @app.command()
@@ -169,9 +169,9 @@ def prune(
     as_json: JsonOption = False,
 ) -> None:
     """Remove old versions from targets, never the current one nor the one before it."""
-    from edgefuse import command_push
+    from edgefuse.commands import push as pushing
 
-    _print_devices(command_push.prune(targets, keep=keep, wait_s=wait), as_json)
+    _print_devices(pushing.prune(targets, keep=keep, wait_s=wait), as_json)
 
 
 def _steps(quiet: bool) -> Callable[[str], None]:
@@ -180,11 +180,11 @@ def _steps(quiet: bool) -> Callable[[str], None]:
 
 def _print_devices(reports: list[DeviceReport], as_json: bool) -> None:
     """A line for each device and its steps, then the worst of what failed."""
-    from edgefuse import command_push
+    from edgefuse.commands import push as pushing
 
     lines = [line for one in reports for line in (one.line, *(f"  {s}" for s in one.steps))]
-    print_result(command_push.as_json(reports) if as_json else "\n".join(lines))
-    _end_by(lambda: command_push.require_all(reports), as_json)
+    print_result(pushing.as_json(reports) if as_json else "\n".join(lines))
+    _end_by(lambda: pushing.require_all(reports), as_json)
 
 
 def _end_by(check: Callable[[], None], as_json: bool) -> None:

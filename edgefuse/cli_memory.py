@@ -49,7 +49,7 @@ def memory(
             raise UsageError("--training knows no --memory, --svg or --target")
         _training_memory(source, budgets, settings, as_json, quiet)
         return
-    from edgefuse.command_memory import memory as planned
+    from edgefuse.commands.memory import memory as planned
     from edgefuse.sizes import bytes_of
 
     document, picture, error = planned(
@@ -73,7 +73,7 @@ def memory(
 def _training_memory(
     source: Path, budgets: list[str], settings: list[str], as_json: bool, quiet: bool
 ) -> None:
-    from edgefuse.command_memory_training import training_memory
+    from edgefuse.commands.memory_training import training_memory
 
     document, error = training_memory(
         source, budgets=budgets, settings=settings, quiet=quiet or as_json

@@ -14,7 +14,7 @@ from edgefuse.ending import print_result, say
 @app.command()
 def targets() -> None:
     """List the targets, what each needs, and whether it was ever tried on hardware."""
-    from edgefuse.command_setup import target_lines
+    from edgefuse.commands.setup import target_lines
 
     for line in target_lines():
         print_result(line)
@@ -26,7 +26,7 @@ def setup(
     quiet: QuietOption = False,
 ) -> None:
     """Prepare targets: emulators, runtimes and runners, in the cache, without root."""
-    from edgefuse.command_setup import set_up
+    from edgefuse.commands.setup import set_up
 
     for line in set_up(names, (lambda line: None) if quiet else say):
         print_result(line)
@@ -41,7 +41,7 @@ def calibrate_target(
     ],
 ) -> None:
     """Measure on a real board what an emulated target's instructions come to in milliseconds."""
-    from edgefuse.command_calibrate import calibrate
+    from edgefuse.commands.calibrate import calibrate
 
     found, path = calibrate(target, board, bundles, say)
     print_result(
@@ -67,7 +67,7 @@ def conformance(
     quiet: QuietOption = False,
 ) -> None:
     """Run golden vectors on every kernel path here: bit-exact, within n LSB, or different."""
-    from edgefuse.command_conformance import conformance_lines, examine_conformance
+    from edgefuse.commands.conformance import conformance_lines, examine_conformance
 
     document, code = examine_conformance(
         source,

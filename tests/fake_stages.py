@@ -19,7 +19,7 @@ import pytest
 from edgefuse import plan, runner
 from edgefuse.archive import pack
 from edgefuse.artifact import Artifact, Product
-from edgefuse.command_run import run_recipe
+from edgefuse.commands.run import run_recipe
 from edgefuse.console import Quiet
 from edgefuse.data import SampleSet
 from edgefuse.fetch import Downloads

@@ -11,7 +11,7 @@ import pytest
 from tflite.tiny import float_file, int8_file, weights
 
 from edgefuse.archive import pack
-from edgefuse.command_calibrate import calibrate
+from edgefuse.commands.calibrate import calibrate
 from edgefuse.devices import device
 from edgefuse.devices.device import Cost
 from edgefuse.errors import RecipeError, UsageError

@@ -19,7 +19,7 @@ import pytest
 import yaml
 from command import Ended, edgefuse
 
-from edgefuse import command_compare
+from edgefuse.commands import compare as command_compare
 from edgefuse.compare import cuda_device
 from edgefuse.compare.rows import ROWS
 

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 from command import edgefuse
 
-from edgefuse import command_doctor, keys
-from edgefuse.command_doctor import Finding, examine
+from edgefuse import keys
+from edgefuse.commands import doctor as command_doctor
+from edgefuse.commands.doctor import Finding, examine
 
 
 @pytest.fixture(autouse=True)
@@ -106,7 +107,7 @@ def test_a_line() -> None:
 
 def test_nothing_heavy_is_imported() -> None:
     script = (
-        "import sys\nfrom edgefuse.command_doctor import examine\nexamine()\n"
+        "import sys\nfrom edgefuse.commands.doctor import examine\nexamine()\n"
         "print(sorted({'torch','tensorflow','onnx','onnx2tf','numpy'} & set(sys.modules)))"
     )
     done = subprocess.run(

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from edgefuse import command_setup
 from edgefuse.cli import app
+from edgefuse.commands import setup as command_setup
 from edgefuse.devices.device import Kind
 from edgefuse.errors import FetchError, RecipeError
 from edgefuse.target import Target

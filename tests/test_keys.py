@@ -347,7 +347,7 @@ def test_our_own_sources_enter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         assert touched("quant/calibration/histogram.py") == {"quantize"}
         assert "gate_latency" in touched("devices/bench_worker.py")
         assert touched("artifact.py") == set(NAMES)
-        assert touched("report/html.py") == touched("command_doctor.py") == set()
+        assert touched("report/html.py") == touched("commands/doctor.py") == set()
     finally:
         for cached in (keys.code_digest, keys._own):
             cached.cache_clear()

@@ -18,7 +18,7 @@ def explanation_text(
     """Everything a terminal should show; long cells are kept whole, since they name things.
 
     Args:
-        document: of :func:`edgefuse.command_explain.explain`.
+        document: of :func:`edgefuse.commands.explain.explain`.
         encoding: of the stream it is printed to; anything but UTF-8 gets plain ASCII.
         refused_only: leave out all but the refusals.
     """

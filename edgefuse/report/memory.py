@@ -1,6 +1,6 @@
 """What arenas are made of: as a table on a terminal, and as a section of the page with a picture.
 
-What a figure means is in :mod:`edgefuse.memory.files` and :mod:`edgefuse.command_memory`, which
+What a figure means is in :mod:`edgefuse.memory.files` and :mod:`edgefuse.commands.memory`, which
 make the documents. Any part of them may be missing.
 """
 

@@ -12,7 +12,7 @@ from edgefuse.report.units import DASH, bytes_text, finite, number_text, plural,
 
 
 def training_table(document: Mapping[str, Any], *, encoding: str = "utf-8") -> str:
-    """The document of :mod:`edgefuse.command_memory_training`, at most 100 columns wide."""
+    """The document of :mod:`edgefuse.commands.memory_training`, at most 100 columns wide."""
     shown, ellipsis = spelling(encoding)
     found = rows(document, "rows")
     eager = next((row for row in found if row.get("name") == "eager"), {})

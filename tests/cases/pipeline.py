@@ -13,7 +13,7 @@ import onnxruntime
 import yaml
 from ai_edge_litert.interpreter import Interpreter, OpResolverType
 
-from edgefuse.command_run import run_recipe
+from edgefuse.commands.run import run_recipe
 from edgefuse.plan import Selection
 
 Array = np.ndarray[Any, Any]

@@ -11,7 +11,7 @@ import onnx
 import pytest
 import yaml
 
-from edgefuse.command_run import run_recipe
+from edgefuse.commands.run import run_recipe
 from edgefuse.errors import UsageError
 from edgefuse.plan import Selection
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from edgefuse import console as consoles
 from edgefuse.bundle.signing import load_private
-from edgefuse.command_sign import put_signature
+from edgefuse.commands.sign import put_signature
 from edgefuse.errors import UsageError
 from edgefuse.fetch import Downloads
 from edgefuse.job import make_job, output_folder

@@ -10,7 +10,7 @@ from typing import Any
 
 from edgefuse import publish
 from edgefuse.bundle.signing import load_private
-from edgefuse.command_run import run_recipe
+from edgefuse.commands.run import run_recipe
 from edgefuse.errors import EdgefuseError, RecipeError, StoreError, UsageError
 from edgefuse.plan import Selection
 from edgefuse.recipe import Recipe
