@@ -1,5 +1,8 @@
 """What each way to a smaller arena costs, and where: the table in ``shrink.md``.
 
+Each form is made for the kernels that run it: tflite-runtime's (legacy) have their picture turned
+otherwise than LiteRT's, and only built-in kernels get edges of layers apart.
+
 Measured: heads and PADs of the zoo's int8 files before and after, their outputs on pictures, the
 instructions of each form on emulated CPUs, an NPU's cycles, latency here, and MobileNetV2 in tiles
 under tflite-micro.
@@ -18,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +39,7 @@ from edgefuse.devices.kinds.qemu import Qemu
 from edgefuse.devices.kinds.tflite_micro import TfliteMicro
 from edgefuse.devices.setup import wheels
 from edgefuse.devices.setup.debian import Packages
-from edgefuse.memory.shrink.shrink import Wish, shrink
+from edgefuse.memory.shrink.shrink import Kernels, Wish, shrink
 from edgefuse.store import default_root
 from edgefuse.target import load_target
 from edgefuse.tflite.read import read_model
@@ -49,7 +53,13 @@ FORMS: dict[str, Wish] = {
     "turned, no operator": Wish(padding="turned", reverse_input=False, max_extra_multiply_adds=1),
     "wider kernels": Wish(padding="wider_kernels", max_extra_multiply_adds=1),
 }
+KEPT = Wish(padding="keep", order=False, edges=False)
 GOAL = 524_288
+MADE_FOR: dict[str, Kernels] = {
+    "default": "xnnpack",
+    "builtin": "builtin",
+    "reference": "reference",
+}
 Rows = list[dict[str, Any]]
 
 
@@ -71,14 +81,15 @@ def int8_file(name: str) -> Path:
     return made
 
 
-def forms(name: str) -> dict[str, Path]:
-    """The file as quantised and in each form that took a PAD out."""
+def forms(name: str, kernels: Kernels) -> dict[str, Path]:
+    """The file as quantised and in each form that changed it, made for these kernels."""
     given = int8_file(name)
     files = {"as quantised": given}
     for form, wish in FORMS.items():
-        data, _ = shrink(given.read_bytes(), wish)
+        data, _ = shrink(given.read_bytes(), replace(wish, kernels=kernels))
         if data != given.read_bytes():
-            path = given.with_name(f"{name}_{re.sub('[^a-z]+', '_', form.lower())}.tflite")
+            stem = re.sub("[^a-z]+", "_", form.lower())
+            path = given.with_name(f"{name}_{stem}_{kernels}.tflite")
             path.write_bytes(data)
             files[form] = path
     return files
@@ -110,14 +121,19 @@ def identical(one: Sequence[Any], other: Sequence[Any]) -> str:
 
 
 def heads() -> Rows:
-    """PADs, head and outputs of every model in every form."""
+    """PADs, head and outputs of every model in every form, made for tflite-micro; and for built-in
+    kernels where that is another file."""
     rows = []
     for name in RECIPES:
-        found = forms(name)
+        found = forms(name, "micro")
+        for kernels in ("builtin", "legacy"):
+            for form, path in forms(name, kernels).items():
+                if path.read_bytes() not in [held.read_bytes() for held in found.values()]:
+                    found[f"{form}, {kernels}"] = path
         feeds = pictures(found["as quantised"], 20 if name == "resnet50" else 100)
         whole = list(map(open_model(found["as quantised"], kernels="builtin").run, feeds))
         for form, path in found.items():
-            data, done = shrink(path.read_bytes(), Wish(padding="keep", order=False))
+            data, done = shrink(path.read_bytes(), KEPT)
             assert data == path.read_bytes()
             counts = read_model(path).operator_counts()
             turned = "no operator" in form
@@ -174,17 +190,17 @@ def _older(target: Any, place: Place) -> _Older:
 
 
 def instructions() -> Rows:
-    """MobileNetV2 in each form, and onnx2tf's file, on emulated CPUs."""
+    """MobileNetV2 in each form, made for the kernels, and onnx2tf's file, on emulated CPUs."""
     from edgefuse.devices.kinds import qemu
 
-    files = {"onnx2tf": onnx2tf_file(), **forms("mobilenet")}
-    feed = pictures(files["as quantised"], 1)[0]
-    (picture,) = feed.values()
-    feeds = [{read_model(p).signature_inputs[0][0]: picture} for p in files.values()]
+    (picture,) = pictures(int8_file("mobilenet"), 1)[0].values()
     boards: Any = qemu._BOARDS
     usual, rows = boards["aarch64"], []
     runs = [("litert", k) for k in ("default", "builtin", "reference")]
     for runtime, kernels in [*runs, ("tflite_runtime", "builtin")]:
+        made_for = "legacy" if runtime == "tflite_runtime" else MADE_FOR[kernels]
+        files = {"onnx2tf": onnx2tf_file(), **forms("mobilenet", made_for)}
+        feeds = [{read_model(p).signature_inputs[0][0]: picture} for p in files.values()]
         for name in ("emu-cortex-a53", "emu-cortex-a76"):
             version = "2.14.0" if runtime == "tflite_runtime" else "2.1.0"
             changes = {"kernels": kernels, "runtime": runtime, "runtime_version": version}
@@ -219,7 +235,7 @@ def npu() -> Rows:
     with tempfile.TemporaryDirectory() as folder:
         place = Place(Path(folder), Path(folder) / "log", default_root() / "devices")
         device = EthosU(load_target("ethos-u55-128"), place)
-        for form, path in forms("mobilenet").items():
+        for form, path in forms("mobilenet", "npu").items():
             made = device.compile(path, Path(folder) / "made.tflite")
             left = ", ".join(one.operator for one in made.left_to_cpu) or "nothing"
             facts = {"cycles": made.cycles, "arena, bytes": made.arena_bytes}
@@ -229,10 +245,10 @@ def npu() -> Rows:
 
 def latency() -> Rows:
     """Interleaved with the file as quantised, which runs a second time against itself."""
-    files = forms("mobilenet")
-    first = files["as quantised"]
     rows = []
     for kernels in ("default", "builtin"):
+        files = forms("mobilenet", MADE_FOR[kernels])
+        first = files["as quantised"]
         order = [*files.values(), first]
         timed = time_files(order, log=WORK / "log", kernels=kernels, processes=9, rounds=40)
         for form, row in zip([*files, "A/A"], timed.times_ms, strict=True):
