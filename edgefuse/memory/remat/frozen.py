@@ -49,28 +49,22 @@ def frozen(
     modules: Sequence[nn.Module],
 ) -> Callable[[], tuple[AbstractContextManager[None], AbstractContextManager[None]]]:
     """Contexts for the forward of some blocks and for the same forward run again."""
-    from edgefuse.memory.remat.rows import covered, neighbours, rectifiers
-
-    pairs = neighbours(modules)
 
     def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
         import torch
 
-        from edgefuse.memory.remat.norm import Normalise, norms
-        from edgefuse.memory.remat.thrift import rectify
+        from edgefuse.memory.remat.norm import Normalise, norms, rectifiers
 
         before: _Buffers = {}
         statistics: dict[nn.Module, deque[Any]] = {module: deque() for module in norms(modules)}
-        over = covered(pairs, list(statistics))
-        behind, alone = rectifiers(pairs, list(statistics))
-        in_place = {module: rectify if module in alone else torch.relu_ for module in behind}
+        in_place = dict.fromkeys(rectifiers(modules, list(statistics)), torch.relu_)
 
         @contextmanager
         def noting() -> Iterator[None]:
             held = buffers_of(modules)
             before.update({k: v.clone() for k, v in held.items() if k[0] not in statistics})
             noted: dict[nn.Module, Any] = {
-                m: Normalise(m, noted=queue, over=m in over) for m, queue in statistics.items()
+                m: Normalise(m, noted=queue) for m, queue in statistics.items()
             }
             noted |= in_place
             with _replaced("forward", noted):
