@@ -121,8 +121,7 @@ def identical(one: Sequence[Any], other: Sequence[Any]) -> str:
 
 
 def heads() -> Rows:
-    """PADs, head and outputs of every model in every form, made for tflite-micro; and for built-in
-    kernels where that is another file."""
+    """Every model in every form for tflite-micro; for built-in kernels where the file differs."""
     rows = []
     for name in RECIPES:
         found = forms(name, "micro")
