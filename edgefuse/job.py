@@ -73,7 +73,7 @@ def make_job(
 
     @functools.cache
     def fingerprint() -> str:
-        from edgefuse.devices.fingerprint import fingerprint as machine
+        from edgefuse.devices.measure.fingerprint import fingerprint as machine
 
         distribution = _DISTRIBUTIONS[board.judging_runtime]
         facts = machine(f"{distribution} {version(distribution)}")

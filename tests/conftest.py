@@ -112,9 +112,9 @@ def require_data() -> Callable[[str], Path]:
 
 #: What takes longest starts first: else one process works alone at the end.
 LONGEST = (
-    "test_recipes.py", "zoo/test_account.py", "test_command_compare.py",
+    "test_recipes.py", "zoo/test_account.py", "commands/test_compare.py",
     "quant/blame/test_blame.py",
-    "test_command_memory.py", "test_kill.py", "graph/test_random_graphs.py", "test_recipe_cuda.py",
+    "commands/test_memory.py", "test_kill.py", "graph/test_random_graphs.py", "test_recipe_cuda.py",
     "graph/test_kinds_of_graphs.py", "cases/test_contract.py", "test_bad_inputs.py",
 )  # fmt: skip
 

@@ -345,7 +345,7 @@ def test_our_own_sources_enter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         assert touched("stages/fuse.py") == {"fuse"}
         assert touched("tflite/convert_worker.py") == {"convert"}
         assert touched("quant/calibration/histogram.py") == {"quantize"}
-        assert "gate_latency" in touched("devices/bench_worker.py")
+        assert "gate_latency" in touched("devices/measure/bench_worker.py")
         assert touched("artifact.py") == set(NAMES)
         assert touched("report/html.py") == touched("commands/doctor.py") == set()
     finally:

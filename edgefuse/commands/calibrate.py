@@ -76,8 +76,8 @@ def calibrate(
 
 def _costs(target: Target, models: Sequence[Path], work: Path) -> tuple[list[float], str]:
     """The median cost of one invoke of each model, and the runtime."""
-    from edgefuse.devices.bench_worker import random_feeds
     from edgefuse.devices.device import open_device
+    from edgefuse.devices.measure.bench_worker import random_feeds
     from edgefuse.tflite.read import read_model, signature_of
 
     work.mkdir()

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from edgefuse.devices.device import Place
-    from edgefuse.devices.kernel_paths import KernelPath
+    from edgefuse.devices.measure.kernel_paths import KernelPath
 
     Array = np.ndarray[Any, Any]
 
@@ -58,8 +58,8 @@ def examine_conformance(
         UsageError: no such file or path.
         SourceError: a damaged model or bundle.
     """
-    from edgefuse.devices.conformance import examine
     from edgefuse.devices.device import Place, prepared_folder
+    from edgefuse.devices.measure.conformance import examine
 
     with tempfile.TemporaryDirectory(prefix="edgefuse-conformance-") as folder:
         work = Path(folder)
@@ -91,8 +91,8 @@ def examine_conformance(
 
 def _paths(place: Place, names: Sequence[str]) -> list[KernelPath]:
     """All paths; with names those alone, and the ones that golden outputs come from."""
-    from edgefuse.devices.conformance import GOLDEN_PATHS
-    from edgefuse.devices.kernel_paths import kernel_paths
+    from edgefuse.devices.measure.conformance import GOLDEN_PATHS
+    from edgefuse.devices.measure.kernel_paths import kernel_paths
     from edgefuse.target import list_targets, load_target
 
     targets = [load_target(str(path)) for path in list_targets().values()]
@@ -136,7 +136,7 @@ def read_subject(source: Path, work: Path) -> Subject:
 
 
 def _of_file(path: Path) -> Subject:
-    from edgefuse.devices.bench_worker import random_feeds
+    from edgefuse.devices.measure.bench_worker import random_feeds
     from edgefuse.tflite.read import read_model, signature_of
 
     signature = signature_of(read_model(path))

@@ -138,7 +138,7 @@ def _optional() -> Iterator[Finding]:
         yield Finding("error", f"EDGEFUSE_DATA={data} is no folder", "correct or unset it")
     elif not data:
         yield Finding("note", "EDGEFUSE_DATA is not set: mobilenet-imagenet.yaml needs it")
-    from edgefuse.devices.fingerprint import cpu_model, has_int8_dot_product
+    from edgefuse.devices.measure.fingerprint import cpu_model, has_int8_dot_product
 
     dot = has_int8_dot_product()
     said = {True: "has", False: "has no", None: "may or may not have (unknown) an"}[dot]

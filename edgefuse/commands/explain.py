@@ -125,7 +125,7 @@ def _of_recipe(job: Job, work: Path, console: Console) -> Fused:
 
 
 def _balance(job: Job, log: Path) -> Balance | None:
-    from edgefuse.devices.balance import balance_of
+    from edgefuse.devices.measure.balance import balance_of
 
     known = balance_of(job.target, log)
     return None if known is None else known.balance

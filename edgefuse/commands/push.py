@@ -1,10 +1,10 @@
 """``edgefuse push``, ``rollback``, ``status`` and ``prune``: versions on devices.
 
 Only a bundle that passed every gate for a target goes there, and only whole, proven versions become
-current (:mod:`edgefuse.devices.installation`). A fleet is several targets in one command: a canary
-goes first, alone; where it fails, the others are left as they are. The others follow one by one,
-and one that fails does not keep the rest waiting. Every device is told of; the exit code is the
-worst.
+current (:mod:`edgefuse.devices.push.installation`). A fleet is several targets in one command: a
+canary goes first, alone; where it fails, the others are left as they are. The others follow one by
+one, and one that fails does not keep the rest waiting. Every device is told of; the exit code is
+the worst.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from edgefuse.bundle.evidence import require_passing
-from edgefuse.devices.deployment import WAIT_S, Deployment, opened_bundle
-from edgefuse.devices.device_lock import Owner
+from edgefuse.devices.push.deployment import WAIT_S, Deployment, opened_bundle
+from edgefuse.devices.push.device_lock import Owner
 from edgefuse.errors import EdgefuseError, StageError, UsageError
 from edgefuse.target import Target, load_target
 

@@ -220,7 +220,7 @@ def lowered(path: Path, precision: Precision) -> tuple[Program, Weights]:
     """
     from edgefuse.cuda.lower.choose import choose
     from edgefuse.cuda.lower.graph import lower
-    from edgefuse.devices.balance import balance_of
+    from edgefuse.devices.measure.balance import balance_of
     from edgefuse.graph.normalise import load_proto
     from edgefuse.graph.shapes import at_shapes
     from edgefuse.target import load_target

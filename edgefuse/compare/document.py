@@ -21,8 +21,8 @@ from typing import Any
 from edgefuse import __version__
 from edgefuse.compare.interleave import Measured
 from edgefuse.compare.rows import EAGER
-from edgefuse.devices.bench import quantile
-from edgefuse.devices.fingerprint import cpu_model, governor, has_int8_dot_product
+from edgefuse.devices.measure.bench import quantile
+from edgefuse.devices.measure.fingerprint import cpu_model, governor, has_int8_dot_product
 from edgefuse.errors import EdgefuseError
 from edgefuse.parity import difference
 

@@ -29,7 +29,7 @@ from edgefuse.store import default_root
 if TYPE_CHECKING:
     import numpy as np
 
-    from edgefuse.devices.arena import Arena
+    from edgefuse.devices.measure.arena import Arena
     from edgefuse.target import Target
 
     Array = np.ndarray[Any, Any]

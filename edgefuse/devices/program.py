@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgefuse.artifact import digest_file, digest_json
-from edgefuse.devices.device_lock import GUARD
-from edgefuse.devices.installation import KEEP, Installation
+from edgefuse.devices.push.device_lock import GUARD
+from edgefuse.devices.push.installation import KEEP, Installation
 from edgefuse.devices.runner_client import SOURCES
 from edgefuse.devices.setup.board import LOADER, board_files
 from edgefuse.devices.transport import put, refusal, refuse, script

@@ -16,7 +16,7 @@ from edgefuse.stage import Context, judged, stage
 from edgefuse.verdict import Check, evidence
 
 if TYPE_CHECKING:
-    from edgefuse.devices.cost import Series
+    from edgefuse.devices.measure.cost import Series
     from edgefuse.target import Calibration, Target
 
 
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
     measures=True,
 )
 def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Product:
-    from edgefuse.devices.bench_worker import random_feeds
-    from edgefuse.devices.cost import checks_of, measure
     from edgefuse.devices.device import open_device
+    from edgefuse.devices.measure.bench_worker import random_feeds
+    from edgefuse.devices.measure.cost import checks_of, measure
     from edgefuse.tflite.read import read_model, signature_of
 
     gate = recipe.gates.latency

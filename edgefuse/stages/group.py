@@ -29,7 +29,7 @@ from edgefuse.stage import Context, stage
     measures=True,
 )
 def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Product:
-    from edgefuse.devices.balance import balance_of
+    from edgefuse.devices.measure.balance import balance_of
     from edgefuse.graph.bucket import prove
     from edgefuse.graph.cost import NO_BALANCE, model_costs, total
     from edgefuse.graph.dynamic import one_group_a_kernel, plan_kernels

@@ -148,7 +148,7 @@ class _Source:
 
 def _source(inputs: Mapping[str, Artifact], cuda: Cuda, context: Context) -> _Source:
     from edgefuse.cuda.lower.int8 import landings_of
-    from edgefuse.devices.balance import balance_of
+    from edgefuse.devices.measure.balance import balance_of
     from edgefuse.graph.normalise import load_proto
     from edgefuse.tflite.read import read_model
 

@@ -136,7 +136,7 @@ def main() -> None:
 
 
 def report(times: dict[str, list[float]], recipe: Path) -> None:
-    from edgefuse.devices.fingerprint import cpu_model
+    from edgefuse.devices.measure.fingerprint import cpu_model
     from edgefuse.keys import versions
 
     document: dict[str, Any] = {

@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import Any
 
 from edgefuse.archive import unpack
-from edgefuse.devices.bench_worker import random_feeds
-from edgefuse.devices.cost import checks_of, measure
 from edgefuse.devices.device import Device, open_device
+from edgefuse.devices.measure.bench_worker import random_feeds
+from edgefuse.devices.measure.cost import checks_of, measure
 from edgefuse.recipe import LatencyGate
 from edgefuse.target import load_target
 from edgefuse.tflite.edit import Edit

@@ -31,12 +31,12 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from int8 import peers
 
-from edgefuse.devices.bench import time_files
 from edgefuse.devices.device import Place
-from edgefuse.devices.fingerprint import cpu_model
 from edgefuse.devices.kinds.ethos_u import EthosU
 from edgefuse.devices.kinds.qemu import Qemu
 from edgefuse.devices.kinds.tflite_micro import TfliteMicro
+from edgefuse.devices.measure.bench import time_files
+from edgefuse.devices.measure.fingerprint import cpu_model
 from edgefuse.devices.setup import wheels
 from edgefuse.devices.setup.debian import Packages
 from edgefuse.memory.shrink.shrink import Kernels, Wish, shrink

@@ -14,7 +14,7 @@ import pytest
 
 from devices.transports.boards import make_target
 from devices.transports.parcels import make_bundle, tiny_model, whole_version
-from edgefuse.devices.deployment import Deployment, opened_bundle
+from edgefuse.devices.push.deployment import Deployment, opened_bundle
 
 
 def programs(tool: str, names: list[str], folder: Path) -> None:

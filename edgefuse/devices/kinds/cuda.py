@@ -16,7 +16,7 @@ from edgefuse.errors import Inconclusive
 if TYPE_CHECKING:
     import numpy as np
 
-    from edgefuse.devices.arena import Arena
+    from edgefuse.devices.measure.arena import Arena
     from edgefuse.target import Gpu, Target
 
     Array = np.ndarray[Any, Any]
@@ -94,7 +94,7 @@ class Cuda:
 
     def arena(self, model: Path) -> tuple[Arena, Provenance]:
         from edgefuse.cuda.parcel import read
-        from edgefuse.devices.arena import Arena
+        from edgefuse.devices.measure.arena import Arena
 
         program, _ = read(model)[0]
         planned = program.arena

@@ -26,8 +26,8 @@ from edgefuse.errors import DeviceUnavailable, Inconclusive, StageError
 if TYPE_CHECKING:
     import numpy as np
 
-    from edgefuse.devices.arena import Arena
     from edgefuse.devices.edgetpu_rules import Broken
+    from edgefuse.devices.measure.arena import Arena
     from edgefuse.target import Target
 
     Array = np.ndarray[Any, Any]

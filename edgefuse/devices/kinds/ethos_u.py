@@ -31,7 +31,7 @@ from edgefuse.errors import Inconclusive, StageError, ToolError
 if TYPE_CHECKING:
     import numpy as np
 
-    from edgefuse.devices.arena import Arena
+    from edgefuse.devices.measure.arena import Arena
     from edgefuse.target import Accelerator, Target
     from edgefuse.tflite.read import TfliteModel
 
@@ -178,7 +178,7 @@ class EthosU:
         )
 
     def arena(self, model: Path) -> tuple[Arena, Provenance]:
-        from edgefuse.devices.arena import Arena
+        from edgefuse.devices.measure.arena import Arena
 
         compiled = self._whole(model)
         return (

@@ -12,7 +12,7 @@ from edgefuse.devices.device import Cost, Place, Provenance, device
 if TYPE_CHECKING:
     import numpy as np
 
-    from edgefuse.devices.arena import Arena
+    from edgefuse.devices.measure.arena import Arena
     from edgefuse.target import Target
     from edgefuse.tflite.runtime import Runtime
 
@@ -52,8 +52,8 @@ class Host:
     ) -> Cost:
         import numpy as np
 
-        from edgefuse.devices.bench import time_files
-        from edgefuse.devices.fingerprint import has_int8_dot_product
+        from edgefuse.devices.measure.bench import time_files
+        from edgefuse.devices.measure.fingerprint import has_int8_dot_product
 
         kept = []
         for number, feed in enumerate(feeds):
@@ -73,6 +73,6 @@ class Host:
         return Cost("ms", "measured", timed.times_ms, conditions=conditions)
 
     def arena(self, model: Path) -> tuple[Arena, Provenance]:
-        from edgefuse.devices.arena import measure_arena
+        from edgefuse.devices.measure.arena import measure_arena
 
         return measure_arena(model, log=self._place.log, runtime=self._runtime), "measured"

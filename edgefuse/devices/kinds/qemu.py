@@ -28,8 +28,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgefuse.devices.count import Operator, invokes, operators
 from edgefuse.devices.device import Cost, Place, Provenance, device
+from edgefuse.devices.measure.count import Operator, invokes, operators
 from edgefuse.devices.runner_client import SOURCES, Completed, Runner, last_line
 from edgefuse.devices.setup import debian, foreign, programs, wheels
 from edgefuse.devices.setup.board import AARCH64, GUEST
@@ -42,7 +42,7 @@ from edgefuse.errors import RecipeError, ToolError
 if TYPE_CHECKING:
     import numpy as np
 
-    from edgefuse.devices.arena import Arena
+    from edgefuse.devices.measure.arena import Arena
     from edgefuse.target import Target
 
     Array = np.ndarray[Any, Any]
@@ -227,8 +227,13 @@ class Qemu:
     def arena(self, model: Path) -> tuple[Arena, Provenance]:
         """As on this machine, with the board's built-in kernels and their scratch; growth of
         resident memory is not told under emulation: 0."""
-        from edgefuse.devices.arena import Arena, arena_tensors, lower_bound_bytes, span_bytes
-        from edgefuse.devices.bench_worker import random_feeds
+        from edgefuse.devices.measure.arena import (
+            Arena,
+            arena_tensors,
+            lower_bound_bytes,
+            span_bytes,
+        )
+        from edgefuse.devices.measure.bench_worker import random_feeds
         from edgefuse.tflite.read import read_model, signature_of
 
         source = read_model(model)

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 from edgefuse.artifact import digest_file
 from edgefuse.devices.device import Cost, Place, Provenance, device
-from edgefuse.devices.device_lock import GUARD, locked
-from edgefuse.devices.fingerprint import INT8_DOT
-from edgefuse.devices.installation import Installation
+from edgefuse.devices.measure.fingerprint import INT8_DOT
 from edgefuse.devices.program import Board, program_of
+from edgefuse.devices.push.device_lock import GUARD, locked
+from edgefuse.devices.push.installation import Installation
 from edgefuse.devices.runner_client import Completed, Runner
 from edgefuse.devices.setup.board import board_files, make_board_files
 from edgefuse.devices.setup.wheels import LITERT_AARCH64
@@ -29,7 +29,7 @@ from edgefuse.errors import DeviceUnavailable
 if TYPE_CHECKING:
     import numpy as np
 
-    from edgefuse.devices.arena import Arena
+    from edgefuse.devices.measure.arena import Arena
     from edgefuse.target import Target
 
     Array = np.ndarray[Any, Any]
@@ -130,8 +130,13 @@ class Remote:
 
     def arena(self, model: Path) -> tuple[Arena, Provenance]:
         """As on this machine, with the board's built-in kernels and their scratch."""
-        from edgefuse.devices.arena import Arena, arena_tensors, lower_bound_bytes, span_bytes
-        from edgefuse.devices.bench_worker import random_feeds
+        from edgefuse.devices.measure.arena import (
+            Arena,
+            arena_tensors,
+            lower_bound_bytes,
+            span_bytes,
+        )
+        from edgefuse.devices.measure.bench_worker import random_feeds
         from edgefuse.tflite.read import read_model, signature_of
 
         source = read_model(model)

@@ -30,7 +30,7 @@ from edgefuse.errors import Inconclusive, StageError, ToolError
 if TYPE_CHECKING:
     import numpy as np
 
-    from edgefuse.devices.arena import Arena
+    from edgefuse.devices.measure.arena import Arena
     from edgefuse.target import Target
     from edgefuse.tflite.read import TfliteModel
 
@@ -99,8 +99,8 @@ class TfliteMicro:
         Raises:
             ToolError: the report does not hold.
         """
-        from edgefuse.devices.arena import Arena
-        from edgefuse.devices.bench_worker import random_feeds
+        from edgefuse.devices.measure.arena import Arena
+        from edgefuse.devices.measure.bench_worker import random_feeds
         from edgefuse.tflite.read import read_model, signature_of
 
         source = read_model(model)
@@ -122,7 +122,7 @@ class TfliteMicro:
 
     def runs_in(self, model: Path, arena_bytes: int) -> bool:
         """Whether the model runs in an arena of that many bytes."""
-        from edgefuse.devices.bench_worker import random_feeds
+        from edgefuse.devices.measure.bench_worker import random_feeds
         from edgefuse.tflite.read import read_model, signature_of
 
         source = read_model(model)
@@ -247,9 +247,9 @@ def least_bytes(source: TfliteModel) -> int:
     """The most bytes of activations alive at once, as tflite-micro plans them.
 
     Unlike LiteRT it overwrites model inputs after their last use, aligns to 16 bytes and computes
-    nothing in place, so the bound of :mod:`edgefuse.devices.arena` is none here.
+    nothing in place, so the bound of :mod:`edgefuse.devices.measure.arena` is none here.
     """
-    from edgefuse.devices.arena import arena_tensors
+    from edgefuse.devices.measure.arena import arena_tensors
 
     end = len(source.operators)
     sizes = {t.index: -(-t.nbytes // _STEP) * _STEP for t in arena_tensors(source)}

@@ -9,7 +9,7 @@ and DIV write over an input that dies there.
 Scratch of the optimised kernels that is known here: the unrolled windows (im2col) of a CONV_2D that
 is not 1x1 with stride 1; of reductions the index, the axes and the sums.
 
-Against :mod:`edgefuse.devices.arena`, which reads the arena off the interpreter's addresses
+Against :mod:`edgefuse.devices.measure.arena`, which reads the arena off the interpreter's addresses
 (ai-edge-litert 2, x86-64), to the byte: MobileNetV2 int8 2,602,368 and float 10,409,472, the files
 of onnx2tf and litert-torch for it and for EfficientNet-Lite0 (int8 1,655,808), a small ConvNeXt
 (float 105,600). A small MobileNetV3 (int8 81,984, float 96,384) is decided by scratch: without the

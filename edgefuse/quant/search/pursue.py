@@ -69,7 +69,7 @@ def pursue(maker: Maker, recipe: Recipe, context: Context) -> tuple[Made, dict[s
     )
 
     def latency(path: Path) -> float:
-        from edgefuse.devices.bench import measure_latency
+        from edgefuse.devices.measure.bench import measure_latency
 
         found = measure_latency(
             material.float_file,

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from edgefuse.devices.fingerprint import cpu_model
+from edgefuse.devices.measure.fingerprint import cpu_model
 from edgefuse.keys import versions
 
 HERE = Path(__file__).parent.parent

@@ -158,7 +158,7 @@ def mean(section: Mapping[str, Any], producer: str, metric: str) -> float:
 
 def latency(ours: Path, theirs: Path, log: Path, processes: int = 9) -> dict[str, Any]:
     """Time of our file over theirs, interleaved in fresh processes, with theirs against itself."""
-    from edgefuse.devices.bench import measure_latency
+    from edgefuse.devices.measure.bench import measure_latency
 
     log.parent.mkdir(parents=True, exist_ok=True)
     found = measure_latency(theirs, ours, log=log, processes=processes, rounds=100)

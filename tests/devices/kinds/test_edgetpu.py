@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from edgefuse.devices.bench_worker import random_feeds
 from edgefuse.devices.device import Place
 from edgefuse.devices.kinds.edgetpu import EdgeTpu, prepare
+from edgefuse.devices.measure.bench_worker import random_feeds
 from edgefuse.errors import DeviceUnavailable, Inconclusive, StageError
 from edgefuse.target import Target
 from edgefuse.tflite.read import read_model, signature_of

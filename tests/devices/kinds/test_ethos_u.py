@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from edgefuse.devices.bench_worker import random_feeds
 from edgefuse.devices.device import Place
 from edgefuse.devices.kinds.ethos_u import NPU, EthosU, Layer, operator_cycles
+from edgefuse.devices.measure.bench_worker import random_feeds
 from edgefuse.devices.setup.pins import VELA
 from edgefuse.errors import DeviceUnavailable, Inconclusive, StageError
 from edgefuse.target import Target

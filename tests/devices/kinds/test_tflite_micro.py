@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgefuse.devices.bench_worker import random_feeds
 from edgefuse.devices.device import Place
 from edgefuse.devices.kinds.tflite_micro import TfliteMicro, least_bytes
+from edgefuse.devices.measure.bench_worker import random_feeds
 from edgefuse.devices.setup.pins import TFLITE_MICRO
 from edgefuse.errors import DeviceUnavailable, Inconclusive, StageError
 from edgefuse.target import Target

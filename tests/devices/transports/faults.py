@@ -21,8 +21,8 @@ from typing import Any
 
 from devices.transports.boards import Proxy
 from devices.transports.parcels import whole_version
-from edgefuse.devices import device_lock
-from edgefuse.devices.deployment import Deployment, Parcel, opened_bundle
+from edgefuse.devices.push import device_lock
+from edgefuse.devices.push.deployment import Deployment, Parcel, opened_bundle
 from edgefuse.devices.transport import Transport, open_transport
 from edgefuse.errors import EdgefuseError
 from edgefuse.target import Target

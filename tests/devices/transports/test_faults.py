@@ -12,7 +12,7 @@ from devices.transports.adbd import Adbd
 from devices.transports.boards import Proxy, Sshd, adb_target
 from devices.transports.faults import Board, Faults, quick_leases
 from devices.transports.parcels import whole_version
-from edgefuse.devices.deployment import Deployment
+from edgefuse.devices.push.deployment import Deployment
 
 KINDS = ("cut and gone", "client killed", "unpacked file corrupted")
 

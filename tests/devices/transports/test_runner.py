@@ -11,9 +11,9 @@ import pytest
 from devices.transports.adbd import Adbd
 from devices.transports.boards import Sshd, adb_target, make_target
 from devices.transports.parcels import whole_version
-from edgefuse.devices import deployment as deployments
-from edgefuse.devices.deployment import Deployment, opened_bundle
 from edgefuse.devices.program import Program, program_of
+from edgefuse.devices.push import deployment as deployments
+from edgefuse.devices.push.deployment import Deployment, opened_bundle
 from edgefuse.devices.setup import board
 from edgefuse.errors import DeviceUnavailable
 from edgefuse.target import Target

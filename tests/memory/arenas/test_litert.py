@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from edgefuse.devices.arena import measure_arena
+from edgefuse.devices.measure.arena import measure_arena
 from edgefuse.memory.arena import Live
 from edgefuse.memory.arenas.litert import greedy_offsets, predicted_arena
 from edgefuse.tflite.read import parse_model, read_model

@@ -6,9 +6,9 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from edgefuse.devices.bench_worker import random_feeds
 from edgefuse.devices.device import Place
 from edgefuse.devices.kinds.tflite_micro import TfliteMicro
+from edgefuse.devices.measure.bench_worker import random_feeds
 from edgefuse.memory.arena import Live
 from edgefuse.memory.arenas.tflite_micro import greedy_offsets, predicted_head
 from edgefuse.memory.shrink.absorb_pad import absorb_padding

@@ -33,7 +33,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from edgefuse.artifact import digest_bytes
-from edgefuse.devices.device_lock import GUARD, LOST
+from edgefuse.devices.push.device_lock import GUARD, LOST
 from edgefuse.devices.transport import Completed, Transport, refuse, script
 from edgefuse.errors import DeviceUnavailable, StageError
 

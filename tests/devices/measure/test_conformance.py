@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgefuse.devices.bench_worker import random_feeds
-from edgefuse.devices.conformance import apart, difference, examine, revealed
 from edgefuse.devices.device import Place, Provenance
-from edgefuse.devices.kernel_paths import KernelPath, LocalKernels, kernel_paths
+from edgefuse.devices.measure.bench_worker import random_feeds
+from edgefuse.devices.measure.conformance import apart, difference, examine, revealed
+from edgefuse.devices.measure.kernel_paths import KernelPath, LocalKernels, kernel_paths
 from edgefuse.errors import DeviceUnavailable, StageError
 from edgefuse.target import Emulator, Ssh, Target
 from edgefuse.tflite.edit import with_constants
@@ -181,7 +181,9 @@ def test_tensorflow_plays_too(files: tuple[Path, Path], tmp_path: Path) -> None:
 
 
 def test_targets_are_never_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edgefuse.devices.kernel_paths.open_device", lambda *_: InProcess(tmp_path))
+    monkeypatch.setattr(
+        "edgefuse.devices.measure.kernel_paths.open_device", lambda *_: InProcess(tmp_path)
+    )
     plain = {"summary": "s", "transport": "local"}
     host = Target(name="host", runtime="litert", **plain)
     coral = Target(name="coral", runtime="edgetpu", **plain)

@@ -1,4 +1,4 @@
-"""One memory measurement in a fresh process: ``python -m edgefuse.devices.arena_worker``."""
+"""One memory measurement in a fresh process."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from edgefuse.child import serve
-from edgefuse.devices.arena import arena_tensors, span_bytes
-from edgefuse.devices.bench_worker import random_feeds
+from edgefuse.devices.measure.arena import arena_tensors, span_bytes
+from edgefuse.devices.measure.bench_worker import random_feeds
 
 
 def _status_bytes(field: str) -> int:

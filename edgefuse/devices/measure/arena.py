@@ -29,7 +29,7 @@ from edgefuse.tflite.read import Operator, Tensor, TfliteModel
 if TYPE_CHECKING:
     from edgefuse.tflite.runtime import Runtime
 
-WORKER = "edgefuse.devices.arena_worker"
+WORKER = "edgefuse.devices.measure.arena_worker"
 ALIGNMENT = 64
 _IN_PLACE = frozenset(
     {

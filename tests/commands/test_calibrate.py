@@ -18,7 +18,7 @@ from edgefuse.errors import RecipeError, UsageError
 from edgefuse.stages.gate_latency import _estimate
 from edgefuse.target import load_target
 
-TARGETS = Path(__file__).parent.parent / "targets"
+TARGETS = Path(__file__).parents[2] / "targets"
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 """Push, rollback, status and prune on one device, over any transport.
 
 The order of the steps, and why a failure at any of them leaves the device's current version as it
-was, is told in :mod:`edgefuse.devices.installation`; this module takes them one after another.
+was, is told in :mod:`edgefuse.devices.push.installation`; this module takes them one after another.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from edgefuse.archive import unpack
 from edgefuse.artifact import digest_file
 from edgefuse.bundle import manifest as manifests
 from edgefuse.devices.device import prepared_folder
-from edgefuse.devices.device_lock import Lock, Owner, locked
-from edgefuse.devices.installation import Installation, State
 from edgefuse.devices.program import Board, Program, program_of
+from edgefuse.devices.push.device_lock import Lock, Owner, locked
+from edgefuse.devices.push.installation import Installation, State
+from edgefuse.devices.push.trial import BoardTrial, HostTrial, Trial, read_golden, require_golden
 from edgefuse.devices.transport import Transport, digest_there, open_transport, place_of, put
-from edgefuse.devices.trial import BoardTrial, HostTrial, Trial, read_golden, require_golden
 from edgefuse.errors import DeviceUnavailable, EdgefuseError, StageError, UsageError
 
 if TYPE_CHECKING:

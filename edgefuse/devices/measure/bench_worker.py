@@ -1,4 +1,4 @@
-"""One process of a latency measurement: ``python -m edgefuse.devices.bench_worker``.
+"""One process of a latency measurement: ``python -m edgefuse.devices.measure.bench_worker``.
 
 Loads every file in an interpreter of its own, warms up, then runs each once a round. The order
 goes through all permutations, starting elsewhere in every process: with a plain rotation each file

@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from edgefuse.devices.kernel_paths import KernelPath, Player
+from edgefuse.devices.measure.kernel_paths import KernelPath, Player
 from edgefuse.errors import DeviceUnavailable, EdgefuseError, Inconclusive, StageError
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from edgefuse.devices.arena import lower_bound_bytes, measure_arena, span_bytes
+from edgefuse.devices.measure.arena import lower_bound_bytes, measure_arena, span_bytes
 from edgefuse.errors import SourceError, ToolError
 from edgefuse.tflite.read import TfliteModel, parse_model, read_model
 

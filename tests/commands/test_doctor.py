@@ -90,7 +90,7 @@ def test_a_store_that_cannot_be_looked_at_is_an_error(monkeypatch: pytest.Monkey
     [(True, "ok", " has int8"), (False, "note", " has no int8"), (None, "note", "unknown")],
 )
 def test_what_the_cpu_can_do(monkeypatch: pytest.MonkeyPatch, dot, level: str, said: str) -> None:
-    monkeypatch.setattr("edgefuse.devices.fingerprint.has_int8_dot_product", lambda: dot)
+    monkeypatch.setattr("edgefuse.devices.measure.fingerprint.has_int8_dot_product", lambda: dot)
     (found,) = [f for f in examine() if "int8 dot product" in f.what]
     assert found.level == level and said in found.what
 

@@ -1,5 +1,5 @@
 """One model on one set of kernels in a process of its own: ``python -m
-edgefuse.devices.kernel_worker``.
+edgefuse.devices.measure.kernel_worker``.
 
 Job: ``runtime`` (litert, tflite_runtime or tensorflow), ``kernels``, ``file``, ``feeds`` an .npz of
 ``SAMPLE/INPUT`` and ``results``, the .npz to write, of ``SAMPLE/OUTPUT``, both by signature name.

@@ -1,4 +1,4 @@
-"""Measures this machine in a process of its own: ``python -m edgefuse.devices.balance_worker``.
+"""Measures this machine in a process of its own.
 
 Each figure is the best of several repeats, since disturbances only ever slow down. Bandwidth: a
 copy between two buffers, each several times the largest cache; bytes read and written count once

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from edgefuse.devices import balance, balance_worker
+from edgefuse.devices.measure import balance, balance_worker
 from edgefuse.errors import ToolError
 from edgefuse.graph.chain import chain_of_tiny_operators
 from edgefuse.target import Target

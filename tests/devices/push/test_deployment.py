@@ -14,8 +14,8 @@ from devices.transports.boards import make_target
 from devices.transports.faults import quick_leases
 from devices.transports.faulty import Faulty, Script
 from devices.transports.parcels import make_bundle, tiny_model, whole_version
-from edgefuse.devices.deployment import Deployment, Pushed, opened_bundle
-from edgefuse.devices.installation import State
+from edgefuse.devices.push.deployment import Deployment, Pushed, opened_bundle
+from edgefuse.devices.push.installation import State
 from edgefuse.devices.transport import Transport
 from edgefuse.errors import (
     DeviceUnavailable,

@@ -15,14 +15,14 @@ from typing import Any
 
 from edgefuse.artifact import digest_json
 from edgefuse.child import started
-from edgefuse.devices.fingerprint import fingerprint
+from edgefuse.devices.measure.fingerprint import fingerprint
 from edgefuse.errors import ToolError
 from edgefuse.graph.cost import Balance
 from edgefuse.keys import code_digest, version
 from edgefuse.store import default_root, write_atomically
 from edgefuse.target import Target
 
-WORKER = "edgefuse.devices.balance_worker"
+WORKER = "edgefuse.devices.measure.balance_worker"
 LEAST_CPU_SHARE = 0.9
 _TIMEOUT_S = 120.0
 _BUSY = (

@@ -14,7 +14,7 @@ import pytest
 
 from devices.transports.boards import make_target
 from devices.transports.faults import quick_leases
-from edgefuse.devices.device_lock import GUARD, LOST, Owner, locked, this_owner
+from edgefuse.devices.push.device_lock import GUARD, LOST, Owner, locked, this_owner
 from edgefuse.devices.transport import Transport, open_transport, script
 from edgefuse.errors import DeviceUnavailable
 
@@ -76,7 +76,9 @@ def test_one_of_another_boot_is_broken_at_once(way: Transport, tmp_path: Path) -
 
 
 def test_one_whose_process_ended_is_broken_at_once(way: Transport, tmp_path: Path) -> None:
-    code = "from edgefuse.devices.device_lock import this_owner; print(this_owner('boot').text)"
+    code = (
+        "from edgefuse.devices.push.device_lock import this_owner; print(this_owner('boot').text)"
+    )
     text = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     ).stdout.strip()

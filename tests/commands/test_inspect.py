@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from command import edgefuse
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_lists() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from edgefuse.devices.device import Place
-from edgefuse.devices.kernel_paths import kernel_paths
+from edgefuse.devices.measure.kernel_paths import kernel_paths
 from edgefuse.target import load_target
 
 

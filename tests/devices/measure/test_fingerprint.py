@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from edgefuse.devices import fingerprint as subject
+from edgefuse.devices.measure import fingerprint as subject
 
 INTEL = """processor\t: 0
 model name\t: Some Xeon

@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgefuse.child import call
-from edgefuse.devices.fingerprint import cpu_model, governor, temperature_celsius
+from edgefuse.devices.measure.fingerprint import cpu_model, governor, temperature_celsius
 from edgefuse.errors import ToolError
 
 if TYPE_CHECKING:
     from edgefuse.tflite.runtime import Runtime
 
-WORKER = "edgefuse.devices.bench_worker"
+WORKER = "edgefuse.devices.measure.bench_worker"
 Times = tuple[tuple[float, ...], ...]
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from edgefuse.artifact import Signature
-from edgefuse.devices import bench, bench_worker
-from edgefuse.devices.bench import Conditions, Latency, measure_latency, quantile
+from edgefuse.devices.measure import bench, bench_worker
+from edgefuse.devices.measure.bench import Conditions, Latency, measure_latency, quantile
 from edgefuse.errors import SourceError, ToolError
 from edgefuse.tflite import runtime
 

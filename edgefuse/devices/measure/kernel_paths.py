@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     Array = np.ndarray[Any, Any]
 
-WORKER = "edgefuse.devices.kernel_worker"
+WORKER = "edgefuse.devices.measure.kernel_worker"
 TIMEOUT_S = 600.0
 KERNELS = ("reference", "builtin", "default")
 _LOCAL = {

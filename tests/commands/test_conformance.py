@@ -13,7 +13,7 @@ from command import edgefuse
 from tflite import tiny
 
 from edgefuse.archive import pack
-from edgefuse.devices.bench_worker import random_feeds
+from edgefuse.devices.measure.bench_worker import random_feeds
 from edgefuse.tflite.read import read_model, signature_of
 from edgefuse.tflite.runtime import open_model
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from edgefuse.devices.count import Operator, invokes, operators
+from edgefuse.devices.measure.count import Operator, invokes, operators
 from edgefuse.errors import ToolError
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgefuse.devices.cost import Series, checks_of, measure
 from edgefuse.devices.device import Cost
+from edgefuse.devices.measure.cost import Series, checks_of, measure
 from edgefuse.errors import RecipeError
 from edgefuse.recipe import LatencyGate
 
