@@ -203,7 +203,7 @@ def _of_onnx(path: Path, work: Path, console: Console) -> Found:
 def _of_tflite(
     path: Path, board: Target | None, memory_bytes: int | None, console: Console
 ) -> Found:
-    from edgefuse.memory.shrink.wish import Wish
+    from edgefuse.memory.shrink.wish import Wish, kernels_of
     from edgefuse.tflite.read import read_model
 
     model = read_model(path)
@@ -215,6 +215,7 @@ def _of_tflite(
         wish = Wish(
             arena=board.judging_arena,
             operators=None if operators is None else frozenset(operators),
+            kernels=kernels_of(board),
         )
     _tell_both(found, "as it is", model, wish.arena, {})
     _try_each(found, model.data, wish, memory_bytes, {}, console)

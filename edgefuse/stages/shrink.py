@@ -19,7 +19,7 @@ from edgefuse.target import Target
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from edgefuse.memory.shrink.wish import Kernels, Wish
+    from edgefuse.memory.shrink.wish import Wish
 
 _FLOAT_RELATIVE_ERROR = 1e-5
 
@@ -73,7 +73,7 @@ def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Pro
 
 def wish_of(recipe: Recipe, target: Target) -> Wish:
     """What the recipe asks for, on its target."""
-    from edgefuse.memory.shrink.shrink import Wish
+    from edgefuse.memory.shrink.wish import Wish, kernels_of
 
     memory = recipe.memory
     assert memory is not None
@@ -85,7 +85,7 @@ def wish_of(recipe: Recipe, target: Target) -> Wish:
         arena_bytes=memory.arena_bytes or target.limits.arena_bytes,
         arena=memory.judged_by or target.judging_arena,
         operators=None if operators is None else frozenset(operators),
-        kernels=_kernels_of(target) if memory.kernels == "auto" else memory.kernels,
+        kernels=kernels_of(target) if memory.kernels == "auto" else memory.kernels,
         max_extra_multiply_adds=memory.max_extra_multiply_adds,
         order=memory.order,
         edges=memory.edges,
@@ -94,21 +94,9 @@ def wish_of(recipe: Recipe, target: Target) -> Wish:
     )
 
 
-def _kernels_of(target: Target) -> Kernels:
-    """What runs convolutions on a target."""
-    if target.runtime == "tflite_micro":
-        return "micro"
-    if target.runtime in ("ethos_u", "edgetpu"):
-        return "npu"
-    if target.kernels == "reference":
-        return "reference"
-    if target.runtime == "tflite_runtime":
-        return "legacy"
-    return "xnnpack" if target.kernels == "default" else "builtin"
-
-
 def _chosen(recipe: Recipe, evidence: Mapping[str, Any]) -> dict[str, Any]:
-    """The recipe's section as decided: on any target it makes the same file again."""
+    """The recipe's section as decided: on any target without a limit of its own it makes the same
+    file again."""
     assert recipe.memory is not None
     choice = evidence["choice"]
     tiles = choice["tiles"]

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from edgefuse.tflite.edit import Edit
 
+# The first axis as it comes: a file with an open batch may be resized.
+ALL_SAMPLES = 1
 # Since when they know the type; before, the first version.
 _SLICE_VERSION = {"int8": 2, "int16": 4}
 _JOIN_VERSION = {"int8": 2, "int16": 3}
@@ -34,7 +36,8 @@ def sliced(
     columns: tuple[int, int],
     strides: tuple[int, int] = (1, 1),
 ) -> Any:
-    """The operator that reads these rows and columns, each from the first to before the last."""
+    """The operator that reads these rows and columns, each from the first to before the last, of
+    all samples, however many an interpreter is given."""
     outer = [int(n) for n in edit.graph.tensors[source].shape]
     numbers = (
         [0, rows[0], columns[0], 0],
@@ -45,6 +48,7 @@ def sliced(
     made = edit.operator("STRIDED_SLICE", given, [result])
     made.builtinOptionsType = edit.schema.BuiltinOptions.StridedSliceOptions
     made.builtinOptions = edit.schema.StridedSliceOptionsT()
+    made.builtinOptions.beginMask = made.builtinOptions.endMask = ALL_SAMPLES
     _require_version(edit, made, _SLICE_VERSION.get(edit.dtype(source), 1))
     return made
 

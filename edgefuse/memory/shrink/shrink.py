@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from edgefuse.errors import EdgefuseError, GateFailed, StageError, UsageError
-from edgefuse.memory.shrink.absorb_pad import Form, absorb_padding
+from edgefuse.memory.shrink.absorb_pad import Absorbed, Form, absorb_padding
 from edgefuse.memory.shrink.edges import edges_apart
 from edgefuse.memory.shrink.judge import Judged, bytes_moved, judged
 from edgefuse.memory.shrink.multiply_adds import multiply_adds
@@ -177,9 +177,7 @@ def _padded(given: _Held, wish: Wish) -> tuple[list[_Held], list[Step]]:
     kept: list[_Held] = []
     refused: list[Step] = []
     for form in forms:
-        made, done = absorb_padding(
-            given.data, form, reverse=wish.reverse_input, one_row=wish.kernels != "legacy"
-        )
+        made, done = _absorbed(given, form, wish)
         did = _absorbed_in_words(form, len(done.absorbed), wish)
         after = _held(made, wish) if done.absorbed else given
         why_not = ""
@@ -210,6 +208,20 @@ def _padded(given: _Held, wish: Wish) -> tuple[list[_Held], list[Step]]:
     if wish.padding == "auto" or not kept:
         kept.append(given)
     return kept, refused
+
+
+def _absorbed(given: _Held, form: Form, wish: Wish) -> tuple[bytes, Absorbed]:
+    """A form of the file; of the two ways to turn a picture the one in the smaller arena, if there
+    is one: planners place three intermediates worse than two where there are several pictures."""
+    from edgefuse.tflite.read import parse_model
+
+    ways = [form == "turned" and wish.reverse_input and wish.kernels != "legacy"]
+    if ways[0]:
+        ways.append(False)
+    found = [
+        absorb_padding(given.data, form, reverse=wish.reverse_input, one_row=way) for way in ways
+    ]
+    return min(found, key=lambda made: judged(parse_model(made[0]), wish.arena).arena_bytes)
 
 
 def _absorbed_in_words(form: Form, count: int, wish: Wish) -> str:

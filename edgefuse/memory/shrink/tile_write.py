@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from typing import TYPE_CHECKING, Any
 
+from edgefuse.memory.shrink.pieces import ALL_SAMPLES
 from edgefuse.memory.shrink.tile_draft import CODES, Draft, Planned, piece_name
 from edgefuse.memory.shrink.windowed import is_constant
 from edgefuse.memory.shrink.windows import PADDINGS
@@ -82,6 +83,8 @@ def _operator(edit: Edit, held: list[Any], planned: Planned, numbers: _Numbers) 
     operator.builtinOptions = getattr(edit.schema, f"{_OPTIONS[code]}T")()
     if planned.kind == "join":
         operator.builtinOptions.axis = rows[0]
+    elif planned.kind == "slice":
+        operator.builtinOptions.beginMask = operator.builtinOptions.endMask = ALL_SAMPLES
     if edit.dtype(planned.output) == "int8":
         entry = edit.model.operatorCodes[operator.opcodeIndex]
         entry.version = max(entry.version, _INTEGER_VERSION)

@@ -6,9 +6,23 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from edgefuse.memory.shrink.judge import Runtime
+from edgefuse.target import Target
 
 Padding = Literal["auto", "keep", "wider_kernels", "turned"]
 Kernels = Literal["builtin", "legacy", "xnnpack", "reference", "micro", "npu"]
+
+
+def kernels_of(target: Target) -> Kernels:
+    """What runs convolutions on a target."""
+    if target.runtime == "tflite_micro":
+        return "micro"
+    if target.runtime in ("ethos_u", "edgetpu"):
+        return "npu"
+    if target.kernels == "reference":
+        return "reference"
+    if target.runtime == "tflite_runtime":
+        return "legacy"
+    return "xnnpack" if target.kernels == "default" else "builtin"
 
 
 @dataclass(frozen=True)
