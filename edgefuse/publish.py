@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 import tempfile
 from collections.abc import Iterable
@@ -12,6 +13,8 @@ from edgefuse.artifact import Artifact
 from edgefuse.bundle import evidence
 from edgefuse.stage import REPRODUCER, Stage
 from edgefuse.store import copy_atomically, holds, raise_disk_error
+
+_TRIES = 20
 
 
 def put(out: Path, recipe: str, stage: Stage, artifact: Artifact) -> str | None:
@@ -60,8 +63,7 @@ def _remove(out: Path, name: str, target: str | None) -> None:
         path.unlink(missing_ok=True)
         if name.endswith(".bundle.tar"):
             evidence.withdraw(out, target)
-            if (out / "bundle").is_dir():
-                shutil.rmtree(out / "bundle")
+            _remove_folder(out / "bundle")
     except OSError as error:
         raise_disk_error(error, path)
 
@@ -87,10 +89,20 @@ def withdraw_reproducer(out: Path) -> None:
     """
     folder = out / REPRODUCER
     try:
-        if folder.is_dir():
-            shutil.rmtree(folder)
+        _remove_folder(folder)
     except OSError as error:
         raise_disk_error(error, folder)
+
+
+def _remove_folder(folder: Path) -> None:
+    """Remove a folder if it is there; another run may be removing it too."""
+
+    def told(_: object, __: str, failure: tuple[type, BaseException, object]) -> None:
+        if not isinstance(failure[1], FileNotFoundError):
+            raise failure[1]
+
+    if folder.is_dir():
+        shutil.rmtree(folder, onerror=told)
 
 
 def _unpack(archive: Path, folder: Path) -> None:
@@ -99,9 +111,20 @@ def _unpack(archive: Path, folder: Path) -> None:
         try:
             unpack(archive, temporary)
             temporary.chmod(0o755)
-            shutil.rmtree(folder, ignore_errors=True)
-            temporary.rename(folder)
+            _replace(temporary, folder)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
     except OSError as error:
         raise_disk_error(error, folder)
+
+
+def _replace(made: Path, folder: Path) -> None:
+    """Put a folder in the place of another; a run that puts its own there meanwhile is replaced."""
+    for tries_left in reversed(range(_TRIES)):
+        shutil.rmtree(folder, ignore_errors=True)
+        try:
+            made.rename(folder)
+            return
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST) or not tries_left:
+                raise

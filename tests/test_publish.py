@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import threading
 from pathlib import Path
 
 import pytest
@@ -87,6 +88,29 @@ def test_a_folder_in_the_place_of_a_file_is_told(stages, tmp_path: Path) -> None
     (tmp_path / "tiny_alpha.onnx").mkdir()
     with pytest.raises(StoreError):
         publish.withdraw(tmp_path, "tiny", [stages["alpha"]], "host")
+
+
+def test_runs_into_one_folder_replace_each_other(stages, tmp_path: Path) -> None:
+    """Each removes the folder before it puts its own there, and may find another's again."""
+    made = bundle(tmp_path, **{f"member{k}": b"1" for k in range(20)})
+    out = tmp_path / "out"
+    out.mkdir()
+    failed: list[Exception] = []
+
+    def run() -> None:
+        for _ in range(30):
+            try:
+                publish._unpack(made.path, out / "bundle")
+            except Exception as error:
+                failed.append(error)
+
+    runs = [threading.Thread(target=run) for _ in range(3)]
+    for each in runs:
+        each.start()
+    for each in runs:
+        each.join()
+    assert failed == [] and [path.name for path in out.iterdir()] == ["bundle"]
+    assert len(list((out / "bundle").iterdir())) == 20
 
 
 def test_a_full_disk_while_unpacking_leaves_no_part(stages, tmp_path: Path, monkeypatch) -> None:
