@@ -43,6 +43,16 @@ class Mode:
     backward_bytes: int
     cost: int = 0
 
+    def beaten_by(self, other: Mode) -> bool:
+        """Whether another mode serves as well wherever this one does."""
+        return (
+            other.saved_bytes <= self.saved_bytes
+            and other.output_bytes <= self.output_bytes
+            and other.forward_bytes <= self.forward_bytes
+            and other.backward_bytes <= self.backward_bytes
+            and other.cost <= self.cost
+        )
+
 
 @dataclass(frozen=True)
 class Block:

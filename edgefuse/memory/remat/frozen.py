@@ -53,18 +53,22 @@ def frozen(
     def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
         import torch
 
-        from edgefuse.memory.remat.norm import Normalise, norms, rectifiers
+        from edgefuse.memory.remat.norm import Normalise, norms
+        from edgefuse.memory.remat.rows import covered, rectifiers
+        from edgefuse.memory.remat.thrift import rectify
 
         before: _Buffers = {}
         statistics: dict[nn.Module, deque[Any]] = {module: deque() for module in norms(modules)}
-        in_place = dict.fromkeys(rectifiers(modules, list(statistics)), torch.relu_)
+        over = covered(modules, list(statistics))
+        behind, alone = rectifiers(modules, list(statistics))
+        in_place = {module: rectify if module in alone else torch.relu_ for module in behind}
 
         @contextmanager
         def noting() -> Iterator[None]:
             held = buffers_of(modules)
             before.update({k: v.clone() for k, v in held.items() if k[0] not in statistics})
             noted: dict[nn.Module, Any] = {
-                m: Normalise(m, noted=queue) for m, queue in statistics.items()
+                m: Normalise(m, noted=queue, over=m in over) for m, queue in statistics.items()
             }
             noted |= in_place
             with _replaced("forward", noted):

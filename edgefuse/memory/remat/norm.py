@@ -4,18 +4,17 @@
     again    y = x * (w * invstd) + (b - mean * w * invstd)
 
 The sums over the batch are most of what BatchNorm costs (on one core 6 of 9 ms for 10 MB); two
-numbers a channel keep them. A ReLU that follows writes over the result, which nobody else reads.
-Backward is torch's own in both cases. Scope: BatchNorm1d, 2d and 3d
+numbers a channel keep them. The first time it writes over the result of a convolution that nobody
+else reads. Backward is torch's own in both cases. Scope: BatchNorm1d, 2d and 3d
 in training on the CPU, in float32 or float64, with weights; others run again as a whole, on copies
 of their buffers.
 """
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import cache
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -33,25 +32,6 @@ def norms(modules: Sequence[nn.Module]) -> list[nn.Module]:
     kinds = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
     found = {id(m): m for root in modules for m in root.modules() if type(m) in kinds}
     return [module for module in found.values() if _known(module)]
-
-
-def rectifiers(modules: Sequence[nn.Module], normalised: Sequence[nn.Module]) -> list[nn.Module]:
-    """Every ReLU that stands behind one of ``normalised`` in an nn.Sequential, and nowhere else."""
-    from torch import nn
-
-    rows = [list(modules)]
-    for root in modules:
-        plain = (m for m in root.modules() if type(m).forward is nn.Sequential.forward)
-        rows += [list(m.children()) for m in plain]
-    before = {id(module) for module in normalised}
-    found = {
-        id(b): b
-        for row in rows
-        for a, b in pairwise(row)
-        if id(a) in before and type(b) is nn.ReLU and not a._forward_hooks
-    }
-    uses = Counter(id(m) for root in modules for _, m in root.named_modules(remove_duplicate=False))
-    return [module for place, module in found.items() if uses[place] == 1]
 
 
 def _known(module: Any) -> bool:
@@ -73,13 +53,19 @@ class Normalise:
     Args:
         noted: where its statistics are put down.
         given: where they are taken from, instead of being computed.
+        over: whether the result may be written over the input.
     """
 
     def __init__(
-        self, module: Any, *, noted: Statistics | None = None, given: Statistics | None = None
+        self,
+        module: Any,
+        *,
+        noted: Statistics | None = None,
+        given: Statistics | None = None,
+        over: bool = False,
     ) -> None:
         outer = vars(module).get("forward")
-        self.module, self.noted, self.given = module, noted, given
+        self.module, self.noted, self.given, self.over = module, noted, given, over
         # No bound method of its own: what it notes is to be freed with the step, not by the
         # garbage collector some day.
         self.outer = outer if isinstance(outer, Normalise) else None
@@ -89,34 +75,43 @@ class Normalise:
         result: Tensor = _function().apply(x, module.weight, module.bias, module.eps, self.take)
         return result
 
-    def take(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Without gradients."""
+    def take(self, x: Tensor, *, over: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+        """Without gradients; ``over``: the result lies where ``x`` lay."""
         import torch
 
+        over = over or self.over
         if self.given is not None:
             mean, invstd = self.given.popleft()
             shape = [1, -1] + [1] * (x.ndim - 2)
             scale = self.module.weight * invstd
             # Rounded as torch's kernel rounds: the same bits where it multiplies and adds in one.
             shift = torch.addcmul(self.module.bias, mean, scale, value=-1)
-            y = torch.addcmul(shift.reshape(shape), x, scale.reshape(shape))
+            terms = (shift.reshape(shape), x, scale.reshape(shape))
+            y = torch.addcmul(*terms, out=x.detach()) if over else torch.addcmul(*terms)
             return y, mean, invstd
-        y, mean, invstd = self._first(x) if self.outer is None else self.outer.take(x)
+        y, mean, invstd = (
+            self._first(x, over=over) if self.outer is None else self.outer.take(x, over=over)
+        )
         if self.noted is not None:
             self.noted.append((mean, invstd))
         return y, mean, invstd
 
-    def _first(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _first(self, x: Tensor, *, over: bool) -> tuple[Tensor, Tensor, Tensor]:
         import torch
 
         module = self.module
         if module.num_batches_tracked is not None:
             module.num_batches_tracked.add_(1)
         statistics = (module.running_mean, module.running_var)
-        y, mean, invstd = torch.native_batch_norm(
-            x, module.weight, module.bias, *statistics, True, module.momentum, module.eps
+        given = (x, module.weight, module.bias, *statistics, True, module.momentum, module.eps)
+        if not over:
+            y, mean, invstd = torch.native_batch_norm(*given)
+            return y, mean, invstd
+        mean, invstd = torch.empty_like(module.weight), torch.empty_like(module.weight)
+        torch.ops.aten.native_batch_norm.out(
+            *given, out=x.detach(), save_mean=mean, save_invstd=invstd
         )
-        return y, mean, invstd
+        return x.detach(), mean, invstd
 
 
 @cache

@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from edgefuse.errors import GateFailed, StageError, UsageError
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     Forward = Callable[[Tensor], Tensor]
     #: A module whose forward a mode replaces, and by what.
     Other = tuple[nn.Module, Forward]
+    Others = tuple[Other, ...]
 
 _TRIES = 4
 _MIB = 2**20
@@ -66,7 +68,7 @@ class Rematerialised:
     lightened: tuple[tuple[str, str], ...]
     kept: tuple[tuple[str, str], ...]
     cost_share: float
-    _forwards: tuple[Other, ...] = ()
+    _forwards: Others = ()
 
     def remove(self) -> None:
         """Give the module its own forward back."""
@@ -188,7 +190,7 @@ class Study:
 
     def _made(self, planned: Planned, wanted: int, slack: int, found: int) -> Rematerialised:
         blocks = self.blocks
-        other = [keep for keep in modes_of(planned.items) if keep.mode]
+        other = [k for k in modes_of(planned.items) if blocks[k.block].modes[k.mode].cost]
         return Rematerialised(
             self.module,
             wanted,
@@ -224,16 +226,16 @@ class Study:
             where=name,
         )
 
-    def _forwards(self, planned: Planned) -> tuple[Other, ...]:
+    def _forwards(self, planned: Planned) -> Others:
         """What a plan replaces."""
         from edgefuse.memory.remat.segments import runner
 
         if all(isinstance(item, Keep) and not item.mode for item in planned.items):
             return ()
-        found = [self.others[k.block, k.mode] for k in modes_of(planned.items) if k.mode]
+        others = [self.others[k.block, k.mode] for k in modes_of(planned.items) if k.mode]
         parent, example = self.chain.parent, self.chain.inputs[0]
         forward = runner(self.chain.blocks, planned.items)
-        return *found, (parent, _guarded(parent, example, forward))
+        return *chain.from_iterable(others), (parent, _guarded(parent, example, forward))
 
 
 def rematerialise(
@@ -282,7 +284,7 @@ def _on_cpu(module: nn.Module, inputs: Sequence[Tensor]) -> None:
             )
 
 
-def _measured(chain: Found) -> tuple[list[Block], dict[tuple[int, int], Other]]:
+def _measured(chain: Found) -> tuple[list[Block], dict[tuple[int, int], Others]]:
     """The blocks of a chain, and how those with another mode run in it."""
     from edgefuse.memory.remat.frozen import buffers_of, judge
     from edgefuse.memory.remat.measure import measured, mode_of
@@ -290,7 +292,7 @@ def _measured(chain: Found) -> tuple[list[Block], dict[tuple[int, int], Other]]:
 
     judged = [judge(block, x) for block, x in zip(chain.blocks, chain.inputs)]
     blocks: list[Block] = []
-    others: dict[tuple[int, int], Other] = {}
+    others: dict[tuple[int, int], Others] = {}
     for place, (block, name, x) in enumerate(zip(chain.blocks, chain.names, chain.inputs)):
         reason = judged[place].reason
         read = {id(value) for value in buffers_of([block]).values()}
@@ -298,14 +300,14 @@ def _measured(chain: Found) -> tuple[list[Block], dict[tuple[int, int], Other]]:
             reason = reason or "it reads a buffer that another block writes"
         found = measured(block, name, x, judged[place].cost, reason)
         found = replace(found, in_place=judged[place].in_place)
-        for kind, module, forward, again in () if reason else variants(block, x):
-            _install([(module, forward)])
+        for kind, forwards, again in () if reason else variants(block, x):
+            _install(forwards)
             try:
                 mode = mode_of(kind, block, x, again)
             finally:
-                _uninstall([(module, forward)])
-            if mode.saved_bytes < found.modes[0].saved_bytes:
-                others[place, len(found.modes)] = (module, forward)
+                _uninstall(forwards)
+            if not any(mode.beaten_by(known) for known in found.modes):
+                others[place, len(found.modes)] = forwards
                 found = replace(found, modes=(*found.modes, mode))
         blocks.append(found)
     return blocks, others

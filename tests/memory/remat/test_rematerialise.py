@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from edgefuse.errors import EdgefuseError, GateFailed, StageError, UsageError
 from edgefuse.memory.remat import compare_step, peak_bytes, rematerialise
+from edgefuse.memory.remat.chain import Keep, predict
 from edgefuse.memory.remat.wrap import Study
 
 
@@ -253,6 +254,22 @@ def test_another_device_than_the_cpu_is_refused(moved: str) -> None:
         with pytest.raises(UsageError, match=f"{what} lies on meta") as caught:
             way()
         assert caught.value.exit_code == 2 and '.to("cpu")' in (caught.value.hint or "")
+
+
+def test_what_repeats_nothing_is_not_said_to_run_twice() -> None:
+    net = nn.Sequential(*(Residual() for _ in range(3)))
+    study = Study(net, torch.randn(8, 4, 48, 48))
+    thrifty = [[m.name for m in block.modes].index("keep, with thrift") for block in study.blocks]
+    for block, mode in zip(study.blocks, thrifty):
+        plain, other = block.modes[0], block.modes[mode]
+        assert other.cost == 0 and other.saved_bytes == plain.saved_bytes
+        assert other.backward_bytes < plain.backward_bytes
+    items = tuple(Keep(place, mode) for place, mode in enumerate(thrifty))
+    peak = predict(study.blocks, items, study.around)
+    assert peak < study.eager_peak_bytes
+    found = study.rematerialise(peak)
+    assert found.peak_bytes <= peak
+    assert found.cost_share == 0 and found.recomputed == () and found.lightened == ()
 
 
 def test_the_plan_holds_for_its_shapes_only() -> None:
