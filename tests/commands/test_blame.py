@@ -9,40 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import yaml
 from cases.tflite_file import conv_file
 from command import Ended, edgefuse
 from quant.blame.planted import Fault, far_apart
 
-NETS = """
-import torch
-from torch import nn
-
-
-def net():
-    model = nn.Sequential(
-        nn.Conv2d(3, 8, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU6(),
-        nn.Conv2d(8, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU6(),
-        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 5),
-    )
-    for part in model.modules():
-        if isinstance(part, nn.BatchNorm2d):
-            nn.init.uniform_(part.running_mean, -1, 1)
-            nn.init.uniform_(part.running_var, 0.5, 2)
-    return model
-"""
-
-
-def _recipe(folder: Path, name: str, model: dict[str, Any]) -> Path:
-    document = {
-        "schema": 1,
-        "name": name,
-        "model": model,
-        "data": {role: {"arrays": "samples.npz"} for role in ("calibration", "evaluation")},
-    }
-    path = folder / f"{name}.yaml"
-    path.write_text(yaml.safe_dump(document, sort_keys=False))
-    return path
+from .tiny import INPUTS, NETS, written
 
 
 @pytest.fixture(scope="module")
@@ -53,8 +24,7 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
     random = np.random.default_rng(0)
     np.savez(folder / "samples.npz", image=random.normal(size=(24, 3, 16, 16)).astype(np.float32))
     torch = {"callable": "users_blame_nets:net", "weights": "random"}
-    inputs = [{"name": "image", "shape": [1, 3, 16, 16]}]
-    return _recipe(folder, "tiny", {"torch": torch, "inputs": inputs, "outputs": ["logits"]})
+    return written(folder, "tiny", {"torch": torch, "inputs": INPUTS, "outputs": ["logits"]})
 
 
 @pytest.fixture(autouse=True)
@@ -150,7 +120,7 @@ def test_a_tflite_source_has_no_modules(recipe: Path, tmp_path: Path) -> None:
         "tflite": {"path": "conv.tflite"},
         "inputs": [{"name": "x/in:0", "shape": [1, 16, 16, 3]}],
     }
-    other = _recipe(recipe.parent, "conv", model)
+    other = written(recipe.parent, "conv", model)
     other.write_text(other.read_text().replace("samples.npz", "conv.npz"))
     ended = edgefuse("blame", other, "--json", "--out", tmp_path / "out")
     assert ended.code == 0, ended.err

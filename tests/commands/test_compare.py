@@ -16,30 +16,14 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-import yaml
 from command import Ended, edgefuse
 
 from edgefuse.commands import compare as command_compare
 from edgefuse.compare import cuda_device
 from edgefuse.compare.rows import ROWS
 
-NETS = """
-import torch
-from torch import nn
+from .tiny import INPUTS, NETS, written
 
-
-def net():
-    model = nn.Sequential(
-        nn.Conv2d(3, 8, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU6(),
-        nn.Conv2d(8, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU6(),
-        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 5),
-    )
-    for part in model.modules():
-        if isinstance(part, nn.BatchNorm2d):
-            nn.init.uniform_(part.running_mean, -1, 1)
-            nn.init.uniform_(part.running_var, 0.5, 2)
-    return model
-"""
 QUICK = (
     *("eager", "folded", "torchscript", "onnxruntime_disabled", "onnxruntime_all", "openvino"),
     *("litert_float", "litert_int8", "edgefuse_disabled", "edgefuse_all"),
@@ -51,18 +35,6 @@ FIELDS = {
 }
 
 
-def _recipe(folder: Path, name: str, model: dict[str, Any]) -> Path:
-    document = {
-        "schema": 1,
-        "name": name,
-        "model": {**model, "inputs": [{"name": "image", "shape": [1, 3, 16, 16]}]},
-        "data": {role: {"arrays": "samples.npz"} for role in ("calibration", "evaluation")},
-    }
-    path = folder / f"{name}.yaml"
-    path.write_text(yaml.safe_dump(document, sort_keys=False))
-    return path
-
-
 @pytest.fixture(scope="module")
 def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny torch recipe with a cache of its own."""
@@ -71,7 +43,7 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
     random = np.random.default_rng(0)
     np.savez(folder / "samples.npz", image=random.normal(size=(8, 3, 16, 16)).astype(np.float32))
     torch = {"callable": "users_compare_nets:net", "weights": "random"}
-    return _recipe(folder, "tiny", {"torch": torch, "outputs": ["logits"]})
+    return written(folder, "tiny", {"torch": torch, "outputs": ["logits"], "inputs": INPUTS})
 
 
 @pytest.fixture(autouse=True)
@@ -268,7 +240,7 @@ def test_a_recipe_without_torch(recipe: Path, tmp_path: Path) -> None:
         assert edgefuse("run", recipe, "--until", "export", "--out", tmp_path / "run").code == 0
         exported = tmp_path / "run/tiny.onnx"
     onnx.save(onnx.load(exported), given)
-    other = _recipe(recipe.parent, "given", {"onnx": {"path": "given.onnx"}})
+    other = written(recipe.parent, "given", {"onnx": {"path": "given.onnx"}, "inputs": INPUTS})
     names = ("eager", "folded", "onnxruntime_basic", "edgefuse_disabled")
     ended = compare(other, *names, more=("--out", tmp_path / "out"))
     assert ended.code == 0, ended.err

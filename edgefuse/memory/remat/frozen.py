@@ -54,13 +54,14 @@ def frozen(
         import torch
 
         from edgefuse.memory.remat.norm import Normalise, norms
-        from edgefuse.memory.remat.rows import covered, rectifiers
+        from edgefuse.memory.remat.rows import covered, neighbours, rectifiers
         from edgefuse.memory.remat.thrift import rectify
 
         before: _Buffers = {}
         statistics: dict[nn.Module, deque[Any]] = {module: deque() for module in norms(modules)}
-        over = covered(modules, list(statistics))
-        behind, alone = rectifiers(modules, list(statistics))
+        pairs = neighbours(modules)
+        over = covered(pairs, list(statistics))
+        behind, alone = rectifiers(pairs, list(statistics))
         in_place = {module: rectify if module in alone else torch.relu_ for module in behind}
 
         @contextmanager

@@ -17,6 +17,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import nn
 
+    #: Of :func:`neighbours`.
+    Pairs = Sequence[tuple[nn.Module, nn.Module]]
+
 
 def neighbours(modules: Sequence[nn.Module]) -> list[tuple[nn.Module, nn.Module]]:
     """Pairs of layers in a row of modules and inside of them, the first before the second."""
@@ -48,19 +51,17 @@ def has_weights(layer: nn.Module) -> bool:
     return type(layer) in (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
 
 
-def covered(modules: Sequence[nn.Module], norms: Sequence[nn.Module]) -> set[nn.Module]:
+def covered(pairs: Pairs, norms: Sequence[nn.Module]) -> set[nn.Module]:
     """Those of ``norms`` whose input a layer with weights made for them alone."""
     among: set[Any] = set(norms)
-    return {b for a, b in neighbours(modules) if has_weights(a) and b in among}
+    return {b for a, b in pairs if has_weights(a) and b in among}
 
 
-def rectifiers(
-    modules: Sequence[nn.Module], norms: Sequence[nn.Module]
-) -> tuple[list[nn.Module], set[nn.Module]]:
+def rectifiers(pairs: Pairs, norms: Sequence[nn.Module]) -> tuple[list[nn.Module], set[nn.Module]]:
     """Every ReLU behind one of ``norms``, and those of them before a layer with weights."""
     from torch import nn
 
-    among, pairs = set(norms), neighbours(modules)
+    among = set(norms)
     behind = [b for a, b in pairs if a in among and type(b) is nn.ReLU]
     before = {a for a, b in pairs if has_weights(b)}
     return behind, before.intersection(behind)

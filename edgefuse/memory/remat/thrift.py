@@ -24,7 +24,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from edgefuse.memory.remat.norm import norms
-from edgefuse.memory.remat.rows import rectifiers, watched
+from edgefuse.memory.remat.rows import neighbours, rectifiers, watched
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -204,5 +204,5 @@ def rectify(x: Tensor) -> Tensor:
 
 def replaced(layers: Sequence[nn.Module], inputs: Sequence[Tensor]) -> dict[nn.Module, Any]:
     """The forwards, of layers in a row, that need fewer bytes than torch's."""
-    _, alone = rectifiers(layers, norms(layers))
+    _, alone = rectifiers(neighbours(layers), norms(layers))
     return {**convolutions(layers, inputs), **dict.fromkeys(alone, rectify)}

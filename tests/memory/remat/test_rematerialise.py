@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -66,14 +66,7 @@ class Net(nn.Module):
         return self.head(self.features(self.stem(x)).mean((2, 3)))
 
 
-@pytest.fixture(autouse=True)
-def _seeded() -> Iterator[None]:
-    """One thread: tensors this small wait for their second."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("seeded")
 
 
 X = torch.randn(2, 3, 24, 24, generator=torch.Generator().manual_seed(1))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,14 +15,7 @@ from edgefuse.memory.remat.rows import covered, neighbours, rectifiers
 from edgefuse.memory.remat.segments import runner
 from edgefuse.memory.remat.thrift import Convolve, convolutions, rectify, replaced
 
-
-@pytest.fixture(autouse=True)
-def _seeded() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("seeded")
 
 
 @pytest.fixture
@@ -136,8 +128,8 @@ def test_a_watched_layer_is_left_alone() -> None:
     assert not convolutions([layer], [torch.randn(2, 16, 8, 8)])
     row = layers()
     row[3] = layer
-    assert rectifiers(row, [row[1], row[4]]) == ([row[2], row[5]], {row[5]})
-    assert covered(row, [row[1], row[4]]) == {row[1]}
+    assert rectifiers(neighbours(row), [row[1], row[4]]) == ([row[2], row[5]], {row[5]})
+    assert covered(neighbours(row), [row[1], row[4]]) == {row[1]}
 
 
 def test_what_is_used_twice_is_no_neighbour() -> None:
