@@ -25,7 +25,7 @@ budget of the *peak*, and the plan is verified by a meter before it is used:
 
 A budget that cannot be kept is a row with ``refused`` and without figures. Scope: chains of blocks;
 see :mod:`~.find` for what a chain is, :mod:`~.frozen` for which blocks are never recomputed,
-:mod:`~.modes` for parts of blocks, :mod:`~.thrift` for layers that need fewer bytes at a time.
+:mod:`~.modes` for parts of blocks, :mod:`~.grouped` for layers that run in groups of samples.
 """
 
 from edgefuse.memory.remat.compare import Row, compare_step

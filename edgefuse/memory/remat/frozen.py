@@ -51,27 +51,16 @@ def frozen(
     """Contexts for the forward of some blocks and for the same forward run again."""
 
     def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-        import torch
-
         from edgefuse.memory.remat.norm import Normalise, norms
-        from edgefuse.memory.remat.rows import covered, neighbours, rectifiers
-        from edgefuse.memory.remat.thrift import rectify
 
         before: _Buffers = {}
         statistics: dict[nn.Module, deque[Any]] = {module: deque() for module in norms(modules)}
-        pairs = neighbours(modules)
-        over = covered(pairs, list(statistics))
-        behind, alone = rectifiers(pairs, list(statistics))
-        in_place = {module: rectify if module in alone else torch.relu_ for module in behind}
 
         @contextmanager
         def noting() -> Iterator[None]:
             held = buffers_of(modules)
             before.update({k: v.clone() for k, v in held.items() if k[0] not in statistics})
-            noted: dict[nn.Module, Any] = {
-                m: Normalise(m, noted=queue, over=m in over) for m, queue in statistics.items()
-            }
-            noted |= in_place
+            noted = {m: Normalise(m, noted=queue) for m, queue in statistics.items()}
             with _replaced("forward", noted):
                 yield
 
@@ -80,10 +69,7 @@ def frozen(
             real = {key: key[0]._buffers[key[1]] for key in before}
             for (module, name), held in before.items():
                 module._buffers[name] = held.clone()
-            given: dict[nn.Module, Any] = {
-                m: Normalise(m, given=queue.copy()) for m, queue in statistics.items()
-            }
-            given |= in_place
+            given = {m: Normalise(m, given=queue.copy()) for m, queue in statistics.items()}
             try:
                 with _replaced("forward", given):
                     yield

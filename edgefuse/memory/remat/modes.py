@@ -12,8 +12,8 @@ weighed by the values that they keep and the work that they repeat, and those th
 beats in both are offered. Of an inverted residual: all three convolutions; the depthwise one and
 the projection, with the expansion repeated; the projection alone, a sixth of a wide tensor.
 
-All modes, and one that repeats nothing, run the layers of :mod:`~.thrift` with fewer bytes at a
-time.
+All modes, and one that repeats nothing, run in groups of samples where they can: see
+:mod:`~.grouped`.
 
 Scope: the nn.Sequential of a block with the most layers, nested ones unrolled, with at most four
 heavy layers; of more, all or the narrowest. A layer that must not run twice ends a segment before
@@ -29,7 +29,6 @@ from typing import TYPE_CHECKING, Any
 from edgefuse.memory.remat.chain import Item, Keep, Segment
 from edgefuse.memory.remat.frozen import Judged, judge
 from edgefuse.memory.remat.segments import runner
-from edgefuse.memory.remat.thrift import replaced
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -55,14 +54,13 @@ def variants(block: nn.Module, x: Tensor) -> Iterator[Variant]:
     heavy = [k for k, layer in enumerate(layers) if _heavy(layer)]
     after = [inputs[k + 1] for k in range(len(layers) - 1)]
     paths = {id(module): path for path, module in block.named_modules()}
-    thrifty = tuple(replaced(layers, inputs).items())
-    if thrifty:
-        yield "keep, with thrift", thrifty, 0
+    kept = [Keep(place, 0) for place in range(len(layers))]
+    yield "keep, in groups", ((sequence, runner(layers, kept, inputs)),), 0
     for ends in _choices([k for k in heavy if k < len(after)], [x.numel() for x in after], judged):
         items, cost = _planned(ends, judged)
         if any(isinstance(item, Segment) for item in items):
             name = "keeps " + ", ".join(paths[id(layers[k])] for k in ends)
-            yield name, (*thrifty, (sequence, runner(layers, items))), cost
+            yield name, ((sequence, runner(layers, items, inputs)),), cost
 
 
 def _choices(

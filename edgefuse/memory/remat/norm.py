@@ -47,13 +47,26 @@ def _known(module: Any) -> bool:
     )
 
 
+def given_statistics(
+    module: Any, x: Tensor, mean: Tensor, invstd: Tensor, into: Tensor | None = None
+) -> Tensor:
+    """The result of a BatchNorm whose sums are known, in torch's bits. Without gradients."""
+    import torch
+
+    shape = [1, -1] + [1] * (x.ndim - 2)
+    scale = module.weight * invstd
+    # Rounded as torch's kernel rounds: the same bits where it multiplies and adds in one.
+    shift = torch.addcmul(module.bias, mean, scale, value=-1)
+    terms = (shift.reshape(shape), x, scale.reshape(shape))
+    return torch.addcmul(*terms) if into is None else torch.addcmul(*terms, out=into)
+
+
 class Normalise:
     """The forward of a BatchNorm in a segment.
 
     Args:
         noted: where its statistics are put down.
         given: where they are taken from, instead of being computed.
-        over: whether the result may be written over the input.
     """
 
     def __init__(
@@ -62,10 +75,9 @@ class Normalise:
         *,
         noted: Statistics | None = None,
         given: Statistics | None = None,
-        over: bool = False,
     ) -> None:
         outer = vars(module).get("forward")
-        self.module, self.noted, self.given, self.over = module, noted, given, over
+        self.module, self.noted, self.given = module, noted, given
         # No bound method of its own: what it notes is to be freed with the step, not by the
         # garbage collector some day.
         self.outer = outer if isinstance(outer, Normalise) else None
@@ -77,17 +89,10 @@ class Normalise:
 
     def take(self, x: Tensor, *, over: bool = False) -> tuple[Tensor, Tensor, Tensor]:
         """Without gradients; ``over``: the result lies where ``x`` lay."""
-        import torch
 
-        over = over or self.over
         if self.given is not None:
             mean, invstd = self.given.popleft()
-            shape = [1, -1] + [1] * (x.ndim - 2)
-            scale = self.module.weight * invstd
-            # Rounded as torch's kernel rounds: the same bits where it multiplies and adds in one.
-            shift = torch.addcmul(self.module.bias, mean, scale, value=-1)
-            terms = (shift.reshape(shape), x, scale.reshape(shape))
-            y = torch.addcmul(*terms, out=x.detach()) if over else torch.addcmul(*terms)
+            y = given_statistics(self.module, x, mean, invstd, x.detach() if over else None)
             return y, mean, invstd
         y, mean, invstd = (
             self._first(x, over=over) if self.outer is None else self.outer.take(x, over=over)

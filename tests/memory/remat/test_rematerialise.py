@@ -252,12 +252,12 @@ def test_another_device_than_the_cpu_is_refused(moved: str) -> None:
 def test_what_repeats_nothing_is_not_said_to_run_twice() -> None:
     net = nn.Sequential(*(Residual() for _ in range(3)))
     study = Study(net, torch.randn(8, 4, 48, 48))
-    thrifty = [[m.name for m in block.modes].index("keep, with thrift") for block in study.blocks]
-    for block, mode in zip(study.blocks, thrifty):
+    grouped = [[m.name for m in block.modes].index("keep, in groups") for block in study.blocks]
+    for block, mode in zip(study.blocks, grouped):
         plain, other = block.modes[0], block.modes[mode]
         assert other.cost == 0 and other.saved_bytes == plain.saved_bytes
         assert other.backward_bytes < plain.backward_bytes
-    items = tuple(Keep(place, mode) for place, mode in enumerate(thrifty))
+    items = tuple(Keep(place, mode) for place, mode in enumerate(grouped))
     peak = predict(study.blocks, items, study.around)
     assert peak < study.eager_peak_bytes
     found = study.rematerialise(peak)
