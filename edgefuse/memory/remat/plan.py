@@ -5,7 +5,8 @@ the best plan of (range, bytes left) is found by recursion on its first item, an
 the rooms in which it stays the best. Exact for short chains; past :data:`EXACT_BLOCKS` the bytes
 left are rounded down to 1/2048 of the budget, which may miss a plan but never exceeds it. After
 Beaumont et al., 2019 (arXiv:1911.13214), with measured working bytes, modes, and a budget for the
-peak. Ties go to the plan that was found first: the same on every run.
+peak. Ties go to the plan that was found first, the same on every run; of a block's modes that cost
+the same, to the last one.
 """
 
 from __future__ import annotations
@@ -175,7 +176,8 @@ class _Search:
     def _kept(self, span: _Range) -> _Found | None:
         """The cheapest plan that keeps the first block."""
         chain, best = self.chain, None
-        for mode, described in enumerate(chain.blocks[span.begin].modes):
+        modes = enumerate(chain.blocks[span.begin].modes)
+        for mode, described in sorted(modes, key=lambda each: (each[1].cost, -each[0])):
             item = Keep(span.begin, mode)
             own = chain.keep_need(item, span.given, span.end, span.inner)
             if own > span.room or (best is not None and described.cost >= best.cost):
