@@ -39,8 +39,9 @@ if TYPE_CHECKING:
     #: Of a stage: its input, where backward reads it, and what the convolution reads.
     Values = list[tuple[Tensor | None, Tensor]]
 
-#: Bytes of a group's largest tensor, a thread: with its neighbours it stays in the cache, and a
-#: call is worth its while. Of 1.3 MB a sample, two at once took 0.71 of the batch's time, one 0.80.
+#: Bytes of what a group's norms and convolutions read, a thread: it stays in the cache, and a call
+#: is worth its while. Of 1.3 MB a sample, a convolution alone took 0.71 of the batch's time with
+#: two samples at once, 0.80 with one; a whole inverted residual 0.96 with one of that with two.
 _GROUP_BYTES = 3 * 2**20
 
 
@@ -154,7 +155,8 @@ class Grouped:
             if not any(left):
                 found = [*[None] * len(left), *found]
                 break
-            grad = self._of_input(stage, grad, z)
+            fresh = self.runs_again and (values or stage.norm is not None or stage.most is not None)
+            grad = self._of_input(stage, grad, z, over=bool(fresh))
             del z
             if stage.norm is not None:
                 mean, invstd = known[-2:]
@@ -169,12 +171,16 @@ class Grouped:
             found[:0] = [grad if left[0] else None]
         return found
 
-    def _of_input(self, stage: Stage, grad: Tensor, z: Tensor) -> Tensor:
+    def _of_input(self, stage: Stage, grad: Tensor, z: Tensor, *, over: bool) -> Tensor:
+        """The gradient of what a stage's activation reads; ``over``: where ``z`` lay."""
         whole = _Whole(len(z))
+        if over:
+            whole.put(slice(0, len(z)), z)
         for part in self.groups(len(z)):
 
             def place(of_z: Tensor, part: slice = part) -> Tensor:
-                return of_z if len(of_z) == len(z) else whole.place(part, of_z)
+                alone = len(of_z) == len(z) and not over
+                return of_z if alone else whole.place(part, of_z)
 
             whole.put(part, stage.of_input(grad[part], z[part], place))
         return whole.joined()
@@ -290,7 +296,7 @@ def _grouped(
             x = layer(x)
         return x
 
-    few = _samples(max(given[:1].numel() * given.element_size() for given in inputs))
+    few = _samples(layers, inputs)
     wanted = _results(layers, plain, x)
     for samples in (few, len(x)) if few < len(x) else (len(x),):
         row = Grouped(layers, stages, x, samples, again, over, plain)
@@ -299,11 +305,13 @@ def _grouped(
     return None
 
 
-def _samples(sample_bytes: int) -> int:
+def _samples(layers: Sequence[nn.Module], inputs: Sequence[Tensor]) -> int:
+    """Of a group; activations work in place and need no bytes of their own."""
     import torch
 
+    read = [x[:1] for layer, x in zip(layers, inputs) if any(True for _ in layer.parameters())]
     most = _GROUP_BYTES * torch.get_num_threads()
-    return max(1, int(most // max(1, sample_bytes)))
+    return max(1, int(most // sum(x.numel() * x.element_size() for x in read)))
 
 
 def _results(layers: Sequence[nn.Module], forward: Forward, x: Tensor) -> list[Tensor]:
