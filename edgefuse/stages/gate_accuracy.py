@@ -19,14 +19,14 @@ On a target with runtime cuda the GPU program is judged instead, against the fus
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from edgefuse.artifact import Artifact, Product
-from edgefuse.errors import DataError, StageError
+from edgefuse.errors import DataError
 from edgefuse.recipe import Recipe
-from edgefuse.stage import Context, judged, shipped, stage
+from edgefuse.stage import Context, stage
 from edgefuse.verdict import Check, evidence
 
 if TYPE_CHECKING:
@@ -57,6 +57,7 @@ def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Pro
     from edgefuse.bounds import agreement_bound, drop_bound
     from edgefuse.data import require_labels
     from edgefuse.devices.device import open_device
+    from edgefuse.devices.measure.answers import SameAsHere, answers
     from edgefuse.labels import fits_classes, require_classes
     from edgefuse.paired import agreement_needs, drop_needs
 
@@ -73,7 +74,7 @@ def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Pro
     work.mkdir()
     device = open_device(context.target, work, context.log)
     like_here = None if context.target.device in ("host", "cuda") else SameAsHere()
-    reference, candidate = _outputs(inputs, recipe, context, "evaluation", device, like_here)
+    reference, candidate = answers(inputs, recipe, context, "evaluation", device, like_here)
     groups = list(samples.groups)
     if len(set(groups)) < _FEW_GROUPS:
         raise DataError(
@@ -139,128 +140,6 @@ def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Pro
     path = context.work / context.file_name
     path.write_text(json.dumps(document, sort_keys=True))
     return Product("verdict", path, evidence=document)
-
-
-@dataclass
-class SameAsHere:
-    """The device's int8 outputs beside those of this machine's LiteRT, value for value.
-
-    Attributes:
-        batches: how many were run.
-        bit_identical: those of which every output is equal.
-        max_lsb: the largest difference of an integer output.
-    """
-
-    batches: int = 0
-    bit_identical: int = 0
-    max_lsb: int = 0
-
-    def add(self, here: Mapping[str, Any], there: Mapping[str, Any]) -> None:
-        """One batch's raw outputs by name."""
-        import numpy as np
-
-        self.batches += 1
-        self.bit_identical += all(np.array_equal(here[name], there[name]) for name in here)
-        for name, value in here.items():
-            if value.dtype.kind in "iu":
-                apart = np.abs(value.astype(np.int64) - there[name].astype(np.int64)).max()
-                self.max_lsb = max(self.max_lsb, int(apart))
-
-
-@dataclass(frozen=True)
-class _Sides:
-    """What stands against what, sample by sample, outputs by name as real numbers.
-
-    Attributes:
-        names: of the outputs, in order.
-        reference: outputs of the model that is judged against, on this machine.
-        given: a sample as the device takes it.
-        read: the device's raw outputs as real numbers.
-    """
-
-    names: list[str]
-    reference: Callable[[Mapping[str, Any]], Mapping[str, Any]]
-    given: Callable[[Mapping[str, Any]], dict[str, Any]]
-    read: Callable[[Mapping[str, Any]], Mapping[str, Any]]
-
-
-def _program_sides(inputs: Mapping[str, Artifact]) -> _Sides:
-    """The fused ONNX in onnxruntime, and the GPU program: both take a sample as it is."""
-    from edgefuse.graph.verify import Runner
-
-    names = [spec.name for spec in inputs["fuse"].signature.outputs]
-    return _Sides(names, Runner(inputs["fuse"].path), dict, dict)
-
-
-def _file_sides(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> _Sides:
-    """The float .tflite and the int8 one."""
-    from edgefuse.tflite.feeds import source_layouts, streamed
-    from edgefuse.tflite.read import read_model, signature_of
-    from edgefuse.tflite.runtime import dequantize, open_model, to_input
-
-    target, layouts = context.target, source_layouts(recipe)
-    runtime, kernels = target.judging_runtime, target.judging_kernels
-    exact = open_model(inputs["convert"].path, runtime=runtime, kernels=kernels, threads=2)
-    signature = signature_of(read_model(shipped(inputs).path))
-
-    def given(feed: Mapping[str, Any]) -> dict[str, Any]:
-        (values,) = streamed(signature, layouts, [feed])
-        return {spec.name: to_input(values[spec.name], spec) for spec in signature.inputs}
-
-    return _Sides(
-        names=[spec.name for spec in exact.signature.outputs],
-        reference=lambda feed: exact.run_float(*streamed(exact.signature, layouts, [feed])),
-        given=given,
-        read=lambda raw: {s.name: dequantize(raw[s.name], s) for s in signature.outputs},
-    )
-
-
-def _outputs(
-    inputs: Mapping[str, Artifact],
-    recipe: Recipe,
-    context: Context,
-    role: str,
-    device: Device,
-    like_here: SameAsHere | None = None,
-) -> tuple[list[Any], list[Any]]:
-    """Per output, the reference's and the device's results: each [samples, values]."""
-    import numpy as np
-
-    from edgefuse.data import batches
-    from edgefuse.tflite.runtime import open_model
-
-    samples = context.samples(role)
-    sides = _program_sides(inputs) if "lower" in inputs else _file_sides(inputs, recipe, context)
-    twin = open_model(shipped(inputs).path, threads=2) if like_here is not None else None
-    rows: list[list[list[Any]]] = [[[] for _ in sides.names] for _ in range(2)]
-    held: list[int] = []
-    here: list[dict[str, Any]] = []
-
-    def keep(outputs: Mapping[str, Any], count: int, columns: list[list[Any]]) -> None:
-        for name, column in zip(sides.names, columns):
-            column.extend(outputs[name].reshape(recipe.model.batch, -1)[:count])
-
-    def feeding() -> Iterator[dict[str, Any]]:
-        """What the device takes; the reference runs beside, on the same samples."""
-        for feed, kept in batches(samples.samples(context.downloads), recipe.model.batch):
-            keep(sides.reference(feed), len(kept), rows[0])
-            held.append(len(kept))
-            fed = sides.given(feed)
-            if twin is not None:
-                here.append(twin.run(fed))
-            yield fed
-
-    done = 0
-    for place, raw in enumerate(device.outputs(judged(inputs).path, feeding())):
-        keep(sides.read(raw), held[place], rows[1])
-        if like_here is not None:
-            like_here.add(here[place], raw)
-        done += held[place]
-        context.progress(done, samples.count, f"{role} samples")
-    if done != samples.count:
-        raise StageError(f"the device answered {done} of {samples.count} samples")
-    reference, candidate = ([np.stack(column) for column in columns] for columns in rows)
-    return reference, candidate
 
 
 def _settled(check: Check, needs: Callable[[], int | None]) -> Check:
@@ -354,10 +233,11 @@ def _report(
 ) -> dict[str, Any]:
     from edgefuse import metrics
     from edgefuse.data import require_labels
+    from edgefuse.devices.measure.answers import answers
 
     samples = context.samples("report")
     require_labels(samples, "data.report")
-    reference, candidate = _outputs(inputs, recipe, context, "report", device)
+    reference, candidate = answers(inputs, recipe, context, "report", device)
     labels = [entry.label for entry in samples.entries]
     return {
         "samples": samples.count,
