@@ -114,7 +114,7 @@ def require_data() -> Callable[[str], Path]:
 LONGEST = (
     "test_recipes.py", "zoo/test_account.py", "commands/test_compare.py",
     "quant/blame/test_blame.py",
-    "commands/test_memory.py", "test_kill.py", "graph/test_random_graphs.py", "test_recipe_cuda.py",
+    "commands/test_memory.py", "test_kill.py", "graph/test_random_graphs.py", "recipe/test_cuda.py",
     "graph/test_kinds_of_graphs.py", "cases/test_contract.py", "test_bad_inputs.py",
 )  # fmt: skip
 

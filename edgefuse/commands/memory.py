@@ -143,7 +143,7 @@ def _default_folder(source: Path, job: Job | None) -> Path:
 
 def _of_recipe(job: Job, memory_bytes: int | None, work: Path, console: Console) -> Found:
     from edgefuse.memory.files import onnx_file_arena, tensor_modules
-    from edgefuse.recipe_memory import Memory
+    from edgefuse.recipe.memory import Memory
     from edgefuse.stages.shrink import wish_of
     from edgefuse.tflite.read import read_model
 

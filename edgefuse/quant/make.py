@@ -2,7 +2,7 @@
 
     ranges from samples -> the file -> rounding and biases of layers -> bias of the head
 
-Each step is a choice of :class:`~edgefuse.recipe_quantize.Quantize`. A :class:`Maker` keeps what
+Each step is a choice of :class:`~edgefuse.recipe.quantize.Quantize`. A :class:`Maker` keeps what
 several files share, so that a search calibrates once.
 """
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from edgefuse.quant.calibration.measure import Measured
     from edgefuse.quant.calibration.ranges import Range
-    from edgefuse.recipe_quantize import Quantize
+    from edgefuse.recipe.quantize import Quantize
     from edgefuse.stage import Progress
     from edgefuse.tflite.read import TfliteModel
     from edgefuse.tflite.runtime import Runtime

@@ -36,7 +36,7 @@ def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Pro
     from edgefuse.graph.normalise import load_proto
     from edgefuse.graph.shapes import fold_load_time
     from edgefuse.memory.liveness.kernels import refuse_rising
-    from edgefuse.recipe_shapes import resolve
+    from edgefuse.recipe.shapes import resolve
 
     assert recipe.shapes is not None
     buckets = resolve(recipe.shapes.buckets, recipe.model.inputs)

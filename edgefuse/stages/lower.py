@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from edgefuse.cuda.weights import Weights
     from edgefuse.graph.cost import Balance
     from edgefuse.graph.dynamic import Plan
-    from edgefuse.recipe_cuda import Cuda
-    from edgefuse.recipe_shapes import Bucket
+    from edgefuse.recipe.cuda import Cuda
+    from edgefuse.recipe.shapes import Bucket
     from edgefuse.tflite.read import TfliteModel
 
 #: Of the largest |output|, by precision.
@@ -128,7 +128,7 @@ def _for_devices(
 
 def _buckets(recipe: Recipe) -> tuple[Bucket, ...]:
     """Those of ``shapes``, that of ``model.inputs`` first; without ``shapes`` that one alone."""
-    from edgefuse.recipe_shapes import resolve
+    from edgefuse.recipe.shapes import resolve
 
     own = recipe.model.batch
     own_bucket = resolve((own,), recipe.model.inputs)[0]

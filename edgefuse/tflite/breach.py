@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from edgefuse.recipe_fusion import Contract
+from edgefuse.recipe.fusion import Contract
 from edgefuse.tflite.contract import Row
 from edgefuse.tflite.inspect import WEIGHTED
 

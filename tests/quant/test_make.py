@@ -11,7 +11,7 @@ import pytest
 from edgefuse.errors import RecipeError, StageError
 from edgefuse.quant.calibration import measure
 from edgefuse.quant.make import Maker, Material
-from edgefuse.recipe_quantize import Quantize, TensorRule
+from edgefuse.recipe.quantize import Quantize, TensorRule
 from edgefuse.tflite.read import Tensor, read_model
 from quant.weights.networks import Feed, classifier, feeds
 

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from edgefuse.recipe import Recipe
-from edgefuse.recipe_quantize import Quantize
+from edgefuse.recipe.quantize import Quantize
 from edgefuse.report import html, search_chart
 from edgefuse.report.quantisation import quantisation, quantisation_section
 from edgefuse.report.search import trial_rows

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from edgefuse.recipe_fusion import Contract
+from edgefuse.recipe.fusion import Contract
 from edgefuse.tflite.breach import breaches, told
 from edgefuse.tflite.contract import Row
 

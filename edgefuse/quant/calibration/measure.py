@@ -21,7 +21,7 @@ from edgefuse.tflite.read import read_model
 if TYPE_CHECKING:
     import numpy as np
 
-    from edgefuse.recipe_quantize import Quantize
+    from edgefuse.recipe.quantize import Quantize
 
 
 @dataclass(frozen=True)

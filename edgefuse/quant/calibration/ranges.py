@@ -30,7 +30,7 @@ from edgefuse.quant.calibration.range_search import least_divergence, least_squa
 
 if TYPE_CHECKING:
     from edgefuse.quant.calibration.calibrate import TensorStatistics
-    from edgefuse.recipe_quantize import Quantize, RangeMethod, TensorRule
+    from edgefuse.recipe.quantize import Quantize, RangeMethod, TensorRule
     from edgefuse.tflite.read import TfliteModel
 
 _BITS = 10

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from edgefuse.artifact import Layout
     from edgefuse.graph.quantization import Annotations
-    from edgefuse.recipe_quantize import Quantize
+    from edgefuse.recipe.quantize import Quantize
     from edgefuse.tflite.read import TfliteModel
 
     Array = np.ndarray[Any, Any]

@@ -12,7 +12,7 @@ from edgefuse.errors import DataError
 if TYPE_CHECKING:
     import numpy as np
 
-    from edgefuse.recipe_quantize import Goal
+    from edgefuse.recipe.quantize import Goal
 
     Array = np.ndarray[Any, Any]
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from edgefuse.data import SampleSet
     from edgefuse.quant.make import Made, Maker
     from edgefuse.recipe import Recipe
-    from edgefuse.recipe_quantize import Quantize
+    from edgefuse.recipe.quantize import Quantize
     from edgefuse.stage import Context
 
 _BLAME_SAMPLES = 16

@@ -24,7 +24,7 @@ from edgefuse.quant.search.goal import Judge, Score, shortfall
 
 if TYPE_CHECKING:
     from edgefuse.quant.make import Made, Maker
-    from edgefuse.recipe_quantize import Goal, Quantize
+    from edgefuse.recipe.quantize import Goal, Quantize
 
 _TAILS_PERCENT = (0.005, 0.001)
 

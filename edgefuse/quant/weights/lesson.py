@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from edgefuse.quant.weights.network import Network
     from edgefuse.quant.weights.trainable import Trainable
-    from edgefuse.recipe_quantize import Qat
+    from edgefuse.recipe.quantize import Qat
 
     Array = np.ndarray[Any, Any]
     Feed = Mapping[str, Array]

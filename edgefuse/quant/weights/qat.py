@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from edgefuse.quant.weights.lesson import Lesson
     from edgefuse.quant.weights.trainable import Trainable
-    from edgefuse.recipe_quantize import Qat
+    from edgefuse.recipe.quantize import Qat
 
     Array = np.ndarray[Any, Any]
     Feed = Mapping[str, Array]

@@ -12,7 +12,7 @@ from edgefuse.errors import StageError
 from edgefuse.quant.calibration.calibrate import RANKS, calibrate
 from edgefuse.quant.calibration.class_scores import KEPT_RANKS, class_evidence, class_scores
 from edgefuse.quant.calibration.ranges import choose, choose_for
-from edgefuse.recipe_quantize import Quantize, TensorRule
+from edgefuse.recipe.quantize import Quantize, TensorRule
 from edgefuse.tflite.read import read_model
 
 CLASSES = 20

@@ -12,7 +12,7 @@ import pytest
 from tflite.tiny import Builder, float_file, weights
 
 from edgefuse.quant.calibration.measure import Measured, measure_ranges
-from edgefuse.recipe_quantize import Quantize
+from edgefuse.recipe.quantize import Quantize
 
 
 def _measure(model: Path, feeds: list[dict[str, np.ndarray]], **options: object) -> Measured:
@@ -83,7 +83,7 @@ import re, sys
 from pathlib import Path
 import numpy as np
 from edgefuse.quant.calibration.measure import measure_ranges
-from edgefuse.recipe_quantize import Quantize
+from edgefuse.recipe.quantize import Quantize
 
 model, count = Path(sys.argv[1]), int(sys.argv[2])
 draw = np.random.default_rng(0)

@@ -11,7 +11,7 @@ from edgefuse.errors import RecipeError
 from edgefuse.quant.calibration.calibrate import TensorStatistics
 from edgefuse.quant.calibration.histogram import Histogram
 from edgefuse.quant.calibration.ranges import choose, symmetric, unsure
-from edgefuse.recipe_quantize import RangeMethod, TensorRule
+from edgefuse.recipe.quantize import RangeMethod, TensorRule
 
 
 def _statistics(name: str, values: Sequence[float] | np.ndarray) -> TensorStatistics:

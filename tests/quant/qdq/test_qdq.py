@@ -21,7 +21,7 @@ from edgefuse.quant.qdq.exact import described, write_exact
 from edgefuse.quant.qdq.qdq import Carried, carried, refuse_options
 from edgefuse.quant.qdq.qdq_weights import Integers, find_weights, require_all
 from edgefuse.quant.writing.quantize import quantize_file
-from edgefuse.recipe_quantize import Quantize
+from edgefuse.recipe.quantize import Quantize
 from edgefuse.tflite.read import parse_model, read_model
 from edgefuse.tflite.runtime import open_model
 from edgefuse.tflite.scales import with_scales

@@ -10,7 +10,7 @@ import pytest
 
 from edgefuse.errors import DataError
 from edgefuse.quant.search.goal import Judge, Score, shortfall
-from edgefuse.recipe_quantize import Goal
+from edgefuse.recipe.quantize import Goal
 from edgefuse.tflite.runtime import open_model
 from quant.weights.networks import Net, classifier, feeds, twin
 

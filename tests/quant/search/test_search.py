@@ -14,7 +14,7 @@ import pytest
 from edgefuse.errors import StageError
 from edgefuse.quant.search.goal import Score
 from edgefuse.quant.search.search import Blamed, Found, search
-from edgefuse.recipe_quantize import Goal, Quantize
+from edgefuse.recipe.quantize import Goal, Quantize
 
 GOAL = Goal(min_sqnr_db=30)
 PLAIN = Quantize(goal=GOAL)

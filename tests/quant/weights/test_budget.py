@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from edgefuse.errors import GateFailed, UsageError
 from edgefuse.quant.weights import qat
 from edgefuse.quant.weights.qat import Tuned, fine_tune
-from edgefuse.recipe_quantize import Qat
+from edgefuse.recipe.quantize import Qat
 from edgefuse.tflite.read import read_model
 from quant.weights.networks import Net, feeds, twin
 

@@ -22,7 +22,7 @@ from edgefuse.quant.weights.qat import Tuned, fine_tune
 from edgefuse.quant.weights.simulation import simulate
 from edgefuse.quant.weights.trainable import trainable
 from edgefuse.quant.writing.quantize import quantize_file
-from edgefuse.recipe_quantize import Qat
+from edgefuse.recipe.quantize import Qat
 from edgefuse.tflite.edit import Edit
 from edgefuse.tflite.read import read_model
 from edgefuse.tflite.runtime import open_model

@@ -9,7 +9,7 @@ from fake_stages import recipe
 from pydantic import ValidationError
 
 from edgefuse.recipe import Recipe
-from edgefuse.recipe_shapes import Bucket, resolve
+from edgefuse.recipe.shapes import Bucket, resolve
 
 
 def made(buckets: Any, *shapes: list[Any]) -> Recipe:

@@ -21,12 +21,12 @@ from edgefuse.recipe import (
     Split,
     TorchModel,
 )
-from edgefuse.recipe_fusion import Contract, Fuse
-from edgefuse.recipe_quantize import Quantize
+from edgefuse.recipe.fusion import Contract, Fuse
+from edgefuse.recipe.quantize import Quantize
 from edgefuse.target import list_targets, load_target
 from edgefuse.yaml_file import load
 
-CONFIGS = Path(__file__).parent.parent / "configs"
+CONFIGS = Path(__file__).parents[2] / "configs"
 INPUTS = [{"name": "x", "shape": [1, 2]}]
 TORCH = {"callable": "m:f", "weights": "random"}
 GATES = {

@@ -11,7 +11,7 @@ from edgefuse.section import Section
 
 
 def _known_passes(names: Iterable[str]) -> None:
-    known = sorted(p.stem for p in (Path(__file__).parent / "passes").glob("[a-z]*.py"))
+    known = sorted(p.stem for p in (Path(__file__).parent.parent / "passes").glob("[a-z]*.py"))
     for name in names:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
