@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import sys
@@ -13,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from edgefuse.errors import EXIT_INTERRUPTED, EdgefuseError, StoreError
+from edgefuse.errors import EXIT_INTERRUPTED, EdgefuseError, StoreError, UsageError
 
 
 def print_result(text: str) -> None:
@@ -31,6 +32,8 @@ def print_result(text: str) -> None:
 
 
 def say(text: str) -> None:
+    """A message on stderr. What it quotes, a key or a file's name, may not steer a terminal."""
+    text = "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text)
     with contextlib.suppress(BrokenPipeError):
         print(text, file=sys.stderr, flush=True)
 
@@ -49,6 +52,8 @@ def guarded(action: Callable[[], Any]) -> int:
         if code == EXIT_INTERRUPTED:  # Typer turns Ctrl-C into this, without a word.
             return _interrupted()
         return code if isinstance(code, int) else 0 if code is None else 2
+    except OSError as error:
+        return _unusable(error)
     except Exception as error:
         return _internal(error)
     return 0
@@ -60,6 +65,17 @@ def _ended(code: int, text: str, **fields: str) -> int:
             print_result(json.dumps({"error": fields, "exit_code": code}, indent=1))
     say(text)
     return code
+
+
+def _unusable(error: OSError) -> int:
+    """A path of the user's that the system refuses even to look at; else a defect of ours."""
+    if error.errno not in (errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES) or not error.filename:
+        return _internal(error)
+    place, message = os.fsdecode(error.filename)[:300], f"cannot be used: {error.strerror}"
+    hint = "choose another name or place, or check the permissions of its folders"
+    fields = {"message": message, "hint": hint, "where": place}
+    code = UsageError.exit_code
+    return _ended(code, f"edgefuse: {place}: {message}\n  hint: {hint}", kind="OSError", **fields)
 
 
 def _interrupted() -> int:

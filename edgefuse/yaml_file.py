@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +23,10 @@ from edgefuse.errors import RecipeError
 KeyPath = tuple[str | int, ...]
 ModelType = TypeVar("ModelType", bound=BaseModel)
 _PLAIN = ("tag:yaml.org,2002:map", "tag:yaml.org,2002:seq")
+_NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
+_ODD_NUMBER = re.compile(r"[-+]?(?P<octal>0[0-7_]+)|[-+]?[\d_]+(:[\d_]+)+(\.[\d_]*)?")
+_MOST_VALUES = 100_000
+_SHOWN = 120  # characters of a wrong value
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -64,31 +69,20 @@ def read_yaml(path: Path) -> Document:
         RecipeError: missing or unreadable file, not YAML, not a mapping, a duplicate key.
     """
     try:
+        if not stat.S_ISREG(path.stat().st_mode):  # A pipe may never end, nor may a device.
+            raise RecipeError("cannot be read: no regular file", where=str(path))
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise RecipeError(f"no such file: {path}", hint=_nearby(path)) from None
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise RecipeError(f"cannot be read: {error.strerror}", where=str(path)) from None
+    except ValueError as error:  # Not UTF-8, or no name that a file can have.
         raise RecipeError(f"cannot be read: {error}", where=str(path)) from None
-    lines: dict[KeyPath, int] = {}
-    try:
-        loader = _Loader(text)
-        try:
-            node = loader.get_single_node()
-            data = _build(loader, node, (), lines, path) if node is not None else None
-        finally:
-            loader.dispose()
-    except (yaml.YAMLError, ValueError) as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f"{path}:{mark.line + 1}" if mark else str(path)
-        problem = getattr(error, "problem", None) or str(error)
-        raise RecipeError(f"not valid YAML: {problem}", where=where) from None
-    except RecursionError:
-        raise RecipeError(
-            "YAML nested too deeply, or an alias of itself", where=str(path)
-        ) from None
+    reader = _Reader(str(path))
+    data = reader.read(text)
     if not isinstance(data, dict):
         raise RecipeError("expected a mapping of keys at the top", where=str(path))
-    return Document(path, data, lines)
+    return Document(path, data, reader.lines)
 
 
 def with_overrides(document: Document, settings: Sequence[str]) -> Document:
@@ -101,13 +95,14 @@ def with_overrides(document: Document, settings: Sequence[str]) -> Document:
     overrides: dict[KeyPath, str] = {}
     for text in settings:
         keys, equals, value = text.partition("=")
+        text = _cut(text)
         if not equals or not keys.strip():
             raise RecipeError(f"--set {text}: expected KEY.PATH=VALUE")
-        path: KeyPath = tuple(int(k) if k.isdigit() else k for k in keys.strip().split("."))
+        path: KeyPath = tuple(int(k) if k.isdecimal() else k for k in keys.strip().split("."))
         try:
-            parsed = yaml.load(value, Loader=_Loader)  # noqa: S506 - a safe loader
-        except (yaml.YAMLError, ValueError):
-            raise RecipeError(f"--set {text}: the value is not valid YAML") from None
+            parsed = _Reader(f"--set {text}", places=False).read(value)
+        except RecipeError as error:
+            raise RecipeError(error.message, where=f"--set {text}") from None
         place: Any = data
         for index, key in enumerate(path):
             last = index == len(path) - 1
@@ -144,7 +139,9 @@ def validate(document: Document, model: type[ModelType]) -> ModelType:
     try:
         return model.model_validate(document.data)
     except ValidationError as error:
-        relevant = sorted(_relevant(error.errors()), key=lambda e: document.line(e["loc"]))
+        relevant = sorted(
+            _relevant(document.data, error.errors()), key=lambda e: document.line(e["loc"])
+        )
         problems = [_describe(document, model, e) for e in relevant]
     (where, message, hint), *rest = problems
     more = "".join(f"\n{w}: {m}" + (f"\n  hint: {h}" if h else "") for w, m, h in rest)
@@ -153,35 +150,91 @@ def validate(document: Document, model: type[ModelType]) -> ModelType:
     raise RecipeError(message, hint=hint, where=where)
 
 
-def _build(
-    loader: Any, node: yaml.Node, path: KeyPath, lines: dict[KeyPath, int], file: Path
-) -> Any:
-    lines.setdefault(path, node.start_mark.line + 1)
-    if not isinstance(node, yaml.ScalarNode) and node.tag not in _PLAIN:
-        raise RecipeError(
-            f"not valid YAML: the tag {node.tag} is no plain data",
-            where=f"{file}:{node.start_mark.line + 1}",
-        )
-    if isinstance(node, yaml.MappingNode):
+@dataclass
+class _Reader:
+    """Builds plain data of one YAML text.
+
+    Attributes:
+        place: the file, or the option that holds the text.
+        places: whether ``place`` has lines.
+        lines: 1-based line by key path.
+        written: by mapping, its own keys: all but those that ``<<`` merged into it.
+        count: values built. Aliases of aliases can ask for more than any memory holds.
+    """
+
+    place: str
+    places: bool = True
+    loader: Any = None
+    lines: dict[KeyPath, int] = field(default_factory=dict)
+    written: dict[int, set[int]] = field(default_factory=dict)
+    count: int = 0
+
+    def read(self, text: str) -> Any:
+        """Raises: RecipeError: no YAML, no plain data, or a key given twice."""
+        try:
+            self.loader = _Loader(text)
+            node = self.loader.get_single_node()
+            return self._build(node, ()) if node is not None else None
+        except (yaml.YAMLError, ValueError) as error:
+            mark = getattr(error, "problem_mark", None)
+            problem = getattr(error, "problem", None) or " ".join(str(error).split())
+            raise self._refused(f"not valid YAML: {problem}", mark) from None
+        except RecursionError:
+            raise self._refused("YAML nested too deeply, or an alias of itself") from None
+        finally:
+            if self.loader is not None:
+                self.loader.dispose()
+
+    def _refused(self, message: str, mark: yaml.Mark | None = None) -> RecipeError:
+        line = f":{mark.line + 1}" if mark and self.places else ""
+        return RecipeError(message, where=f"{self.place}{line}")
+
+    def _build(self, node: yaml.Node, path: KeyPath) -> Any:
+        mark = node.start_mark
+        self.lines.setdefault(path, mark.line + 1)
+        self.count += 1
+        if self.count > _MOST_VALUES:
+            raise self._refused(f"more than {_MOST_VALUES:,} values, aliases followed", mark)
+        if isinstance(node, yaml.ScalarNode):
+            return self._scalar(node)
+        if node.tag not in _PLAIN:
+            raise self._refused(f"not valid YAML: the tag {node.tag} is no plain data", mark)
+        if isinstance(node, yaml.SequenceNode):
+            return [self._build(n, (*path, i)) for i, n in enumerate(node.value)]
+        if id(node) not in self.written:  # An alias meets its mapping again, merged by then.
+            self.written[id(node)] = {id(key_node) for key_node, _ in node.value}
+            self.loader.flatten_mapping(node)
         result: dict[str, Any] = {}
-        written = [id(key_node) for key_node, _ in node.value]
-        loader.flatten_mapping(node)
         seen: set[str] = set()
         for key_node, value_node in node.value:
-            line = key_node.start_mark.line + 1
-            key = loader.construct_object(key_node, deep=True)
+            key = self.loader.construct_object(key_node, deep=True)
             if not isinstance(key, str):
-                raise RecipeError(f"a key must be text, not {key!r}", where=f"{file}:{line}")
+                raise self._refused(f"a key must be text, not {key!r}", key_node.start_mark)
             if key in seen:
-                raise RecipeError(f"key {key!r} is given twice", where=f"{file}:{line}")
-            if id(key_node) in written:  # Keys merged with << come first and may be overridden.
+                raise self._refused(f"key {key!r} is given twice", key_node.start_mark)
+            if id(key_node) in self.written[id(node)]:  # Merged keys may be overridden.
                 seen.add(key)
-            lines[(*path, key)] = line
-            result[key] = _build(loader, value_node, (*path, key), lines, file)
+            self.lines[(*path, key)] = key_node.start_mark.line + 1
+            result[key] = self._build(value_node, (*path, key))
         return result
-    if isinstance(node, yaml.SequenceNode):
-        return [_build(loader, n, (*path, i), lines, file) for i, n in enumerate(node.value)]
-    return loader.construct_object(node, deep=True)
+
+    def _scalar(self, node: yaml.ScalarNode) -> Any:
+        if node.tag in _NUMBERS and (odd := _ODD_NUMBER.fullmatch(node.value)):
+            base = 8 if odd["octal"] else 60
+            raise self._refused(
+                f"{node.value!r} is a number in base {base} to YAML: write it in base 10, or text "
+                "in quotes",
+                node.start_mark,
+            )
+        value = self.loader.construct_object(node, deep=True)
+        if isinstance(value, int) and not -(2**63) <= value < 2**63:
+            raise self._refused("an integer that does not fit 64 bits", node.start_mark)
+        return value
+
+
+def _cut(text: str) -> str:
+    """Text of the user's as messages show it."""
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
 def _copy(data: Any) -> Any:
@@ -199,13 +252,12 @@ def _nearby(path: Path) -> str:
     return f"{folder} holds: {', '.join(names[:8])}" if names else ""
 
 
-def _relevant(errors: Sequence[ErrorDetails]) -> list[ErrorDetails]:
+def _relevant(data: Any, errors: Sequence[ErrorDetails]) -> list[ErrorDetails]:
     """Of a union's alternatives, keep the errors of the one that the value is nearest to."""
     groups: dict[KeyPath, list[ErrorDetails]] = {}
     for error in errors:
         location = error["loc"]
-        cut = next((i for i, part in enumerate(location) if _is_alternative(part)), None)
-        groups.setdefault(location[:cut] if cut is not None else location, []).append(error)
+        groups.setdefault(location[: _known(data, error)[1]], []).append(error)
     kept: list[ErrorDetails] = []
     for location, group in groups.items():
         below = [k for k in groups if k != location and k[: len(location)] == location]
@@ -231,6 +283,29 @@ def _wrong_shape(error: ErrorDetails) -> bool:
     return error["type"] in ("model_type", "dict_type", "none_required")
 
 
+def _known(data: Any, error: ErrorDetails) -> tuple[KeyPath, int]:
+    """The key path of an error, and how many parts of its location come before the first that is
+    no key: pydantic puts the names of a union's alternatives among them."""
+    path: list[str | int] = []
+    parts = error["loc"]
+    before = len(parts)
+    for index, part in enumerate(parts):
+        held = (
+            data
+            if isinstance(data, dict)
+            else dict(enumerate(data))
+            if isinstance(data, list)
+            else {}
+        )
+        if part in held:
+            data = held[part]
+        elif error["type"] != "missing" or index < len(parts) - 1:
+            before = min(before, index)
+            continue
+        path.append(part)
+    return tuple(path), before
+
+
 def _is_alternative(part: str | int) -> bool:
     return isinstance(part, str) and (part[:1].isupper() or "[" in part)
 
@@ -238,7 +313,7 @@ def _is_alternative(part: str | int) -> bool:
 def _describe(
     document: Document, model: type[BaseModel], error: ErrorDetails
 ) -> tuple[str, str, str]:
-    path: KeyPath = tuple(part for part in error["loc"] if not _is_alternative(part))
+    path, _ = _known(document.data, error)
     dotted = ".".join(map(str, path)) or "the document"
     where = document.where(path)
     kind, value = error["type"], error.get("input")
@@ -253,7 +328,8 @@ def _describe(
         allowed = _fields(model, error["loc"][:-1])
         return where, f"missing key: {dotted}", f"keys here: {', '.join(allowed)}"
     text = str(error["msg"]).removeprefix("Value error, ")
-    shown = f" (found: {value!r})" if not isinstance(value, dict | list) else ""
+    found = _cut(value) if isinstance(value, str) else value
+    shown = f" (found: {found!r})" if not isinstance(value, dict | list) else ""
     hint = ""
     if kind == "too_short":
         text = f"needs at least {error['ctx']['min_length']}"
@@ -266,6 +342,7 @@ def _describe(
         ]
         close = difflib.get_close_matches(value, options, n=1, cutoff=0.4)
         hint = f"did you mean {close[0]!r}?" if close else ""
+        hint = "leave the quotes out" if value in close else hint
     key = f"{dotted}: " if path else ""
     return where, f"{key}{text[:1].lower() + text[1:]}{shown}", hint
 

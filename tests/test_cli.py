@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+from command import edgefuse
+from test_yaml_file import TEXT
 
 EDGEFUSE = f"exec {sys.executable} -m edgefuse.cli"
 
@@ -38,3 +41,18 @@ def test_a_reader_that_has_gone_changes_nothing() -> None:
     ended = shell(f"set -o pipefail; ({EDGEFUSE} passes) | head -1")
     assert ended.returncode == 0
     assert len(ended.stdout.splitlines()) == 1 and not ended.stderr
+
+
+def test_names_that_no_file_can_have_are_told(tmp_path: Path) -> None:
+    recipe = tmp_path / "r.yaml"
+    long = "n" * 300
+    recipe.write_text(TEXT.replace("model.onnx", f"{long}.onnx"))
+    for words in (["plan", recipe], ["memory", f"{long}.onnx"], ["run", recipe, "--out", long]):
+        ended = edgefuse(*words)
+        assert ended.code == 2 and len(ended.messages) == 1, ended.err
+        assert f"{long[:200]}" in ended.err and "cannot be used: File name too long" in ended.err
+
+
+def test_what_a_message_quotes_cannot_steer_the_terminal(tmp_path: Path) -> None:
+    ended = edgefuse("explain", tmp_path / "\x1b[31mred\x9b.onnx")
+    assert ended.code == 2 and r"\x1b[31mred\x9b.onnx" in ended.err and "\x1b" not in ended.err

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +49,13 @@ def test_everything_is_plain_data(file: Path) -> None:
     assert read_yaml(file).data == {"a": [1, 2.5, True, None, "text", {"b": "c"}]}
 
 
+# Ten aliases of ten aliases: 10^9 values out of 300 bytes.
+ALIASES = "a: &a 1\n" + "".join(
+    f"{new}: &{new} [{', '.join([f'*{old}'] * 10)}]\n"
+    for old, new in itertools.pairwise("abcdefghij")
+)
+
+
 @pytest.mark.parametrize(
     ("text", "where", "message"),
     [
@@ -64,6 +73,12 @@ def test_everything_is_plain_data(file: Path) -> None:
         ("text\n", "", "expected a mapping"),
         ("a: &x [*x]\n", "", "alias of itself"),
         ("a: 1\n---\nb: 2\n", ":2", "not valid YAML"),
+        ("a: \0\n", "", "not valid YAML: unacceptable character"),
+        ("a: 1\nb: 010\n", ":2", "'010' is a number in base 8 to YAML"),
+        ("a: 1\nb: [1:30]\n", ":2", "'1:30' is a number in base 60 to YAML"),
+        ("a: 1\nb: 9223372036854775808\n", ":2", "an integer that does not fit 64 bits"),
+        ("a: 0x" + "f" * 5000, ":1", "an integer that does not fit 64 bits"),
+        (ALIASES, ":1", "more than 100,000 values, aliases followed"),
     ],
 )
 def test_what_is_no_plain_mapping(file: Path, text: str, where: str, message: str) -> None:
@@ -76,6 +91,8 @@ def test_what_is_no_plain_mapping(file: Path, text: str, where: str, message: st
 def test_merged_keys_may_be_overridden_and_written_ones_not(file: Path) -> None:
     file.write_text("base: &b {x: 1, y: 2}\none:\n  <<: *b\n  y: 3\n")
     assert read_yaml(file).data["one"] == {"x": 1, "y": 3}
+    file.write_text("one: &o\n  <<: {x: 1, y: 2}\n  y: 3\ntwo: *o\n")
+    assert read_yaml(file).data["two"] == {"x": 1, "y": 3}
     file.write_text("base: &b {x: 1, y: 2}\none:\n  <<: *b\n  y: 3\n  y: 4\n")
     with pytest.raises(RecipeError, match="'y' is given twice"):
         read_yaml(file)
@@ -91,6 +108,13 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     assert "holds: mobilenet.yaml" in caught.value.hint
     with pytest.raises(RecipeError, match="cannot be read"):
         read_yaml(tmp_path)
+    os.mkfifo(tmp_path / "pipe")
+    for endless in (tmp_path / "pipe", Path("/dev/zero")):
+        with pytest.raises(RecipeError, match="cannot be read: no regular file"):
+            read_yaml(endless)
+    for name in ("n" * 300, "a\0b"):
+        with pytest.raises(RecipeError, match="cannot be read"):
+            read_yaml(tmp_path / name)
     (tmp_path / "b.yaml").write_bytes(b"a: \xff\xfe\n")
     with pytest.raises(RecipeError, match="cannot be read"):
         read_yaml(tmp_path / "b.yaml")
@@ -129,6 +153,14 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         ("data:", "quantize:\n  format: int16x8\n  correct_bias: head\ndata:", 8,
          "quantize: correct_bias: head needs int32 biases", "set correct_bias: layers"),
         ("data:", "export: {max_relative_error: .nan}\ndata:", 6, "finite number", ""),
+        ("data:", "Sed: 1\ndata:", 6, "unknown key: Sed", "did you mean 'seed'?"),
+        ("data:", "'a[0]': 1\ndata:", 6, "unknown key: a[0]", "allowed here"),
+        ("data:", "contract: {operators: {TRANSPOSE: -1}}\ndata:", 6,
+         "contract.operators.TRANSPOSE: input should be greater", ""),
+        ("data:", "seed: yes\ndata:", 6, "seed: a number is due, not true or false", ""),
+        ("data:", "memory: {arena_bytes: true}\ndata:", 6, "arena_bytes: a number is due", ""),
+        ("schema: 1", "schema: '1'", 1, "schema: input should be 1", "leave the quotes out"),
+        ("schema: 1", "schema: true", 1, "schema: a number is due", ""),
     ],
 )  # fmt: skip
 def test_problems_have_a_line_a_key_and_a_hint(
@@ -214,8 +246,8 @@ def test_later_settings_win_and_the_document_is_not_changed(file: Path) -> None:
     [
         ("seed", "--set seed: expected KEY.PATH=VALUE"),
         ("=3", "expected KEY.PATH=VALUE"),
-        ("seed=[", "the value is not valid YAML"),
-        ("name=2026-99-99", "the value is not valid YAML"),
+        ("seed=[", "--set seed=[: not valid YAML"),
+        ("name=2026-99-99", "not valid YAML"),
         ("seed=!!python/name:os.system x", "not valid YAML"),
         ("model.inputs.4.name=x", "model.inputs has no 4"),
         ("model.inputs.name=x", "model.inputs has no 'name'"),
@@ -224,10 +256,21 @@ def test_later_settings_win_and_the_document_is_not_changed(file: Path) -> None:
         ("quantize.rnges=minmax", "--set quantize.rnges=minmax: unknown key: quantize.rnges"),
         ("quantize.tail_percent=70", "--set quantize.tail_percent=70: quantize.tail_percent"),
         ("model={}", "--set model={}: "),
+        ("model.inputs.\u00b2=1", "model.inputs has no '\u00b2'"),
+        ("quantize={seed: 1, seed: 2}", "key 'seed' is given twice"),
+        ("seed=010", "--set seed=010: '010' is a number in base 8"),
+        ("seed=9223372036854775808", "does not fit 64 bits"),
     ],
 )
 def test_wrong_settings_are_named(file: Path, setting: str, said: str) -> None:
     assert said in str(refused(file, setting))
+
+
+def test_long_values_are_cut(file: Path) -> None:
+    error = refused(edited(file, "data:", f"seed: {'k' * 5000}\ndata:"))
+    assert len(str(error)) < 400 and "kkk..." in str(error)
+    edited(file, "seed", "#")
+    assert len(str(refused(file, f"seed={'k' * 5000}"))) < 600
 
 
 def test_targets_use_the_same_reader(tmp_path: Path) -> None:
