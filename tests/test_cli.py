@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from command import edgefuse
-from test_yaml_file import TEXT
+from fake_stages import TEXT
 
 EDGEFUSE = f"exec {sys.executable} -m edgefuse.cli"
 
