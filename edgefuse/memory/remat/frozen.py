@@ -22,6 +22,8 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from edgefuse.errors import StageError
+
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
@@ -54,6 +56,8 @@ def frozen(
         from edgefuse.memory.remat.norm import Normalise, norms
 
         before: _Buffers = {}
+        parameters = Given(_parameters(modules))
+        training = {m: m.training for root in modules for m in root.modules()}
         statistics: dict[nn.Module, deque[Any]] = {module: deque() for module in norms(modules)}
 
         @contextmanager
@@ -66,20 +70,68 @@ def frozen(
 
         @contextmanager
         def replaying() -> Iterator[None]:
+            parameters.check(_parameters(modules))
             real = {key: key[0]._buffers[key[1]] for key in before}
             for (module, name), held in before.items():
                 module._buffers[name] = held.clone()
             given = {m: Normalise(m, given=queue.copy()) for m, queue in statistics.items()}
             try:
-                with _replaced("forward", given):
+                with _replaced("forward", given), _replaced("training", training):
                     yield
             finally:
                 for (module, name), value in real.items():
                     module._buffers[name] = value
 
-        return noting(), replaying()
+        return _Anew(noting), _Anew(replaying)
 
     return contexts
+
+
+class _Anew(AbstractContextManager[None]):
+    """A context that is entered as often as one likes: a retained graph runs again each time."""
+
+    def __init__(self, make: Callable[[], AbstractContextManager[None]]) -> None:
+        self.make = make
+        self.entered: list[AbstractContextManager[None]] = []
+
+    def __enter__(self) -> None:
+        now = self.make()
+        now.__enter__()
+        self.entered.append(now)
+
+    def __exit__(self, *raised: Any) -> bool | None:
+        return self.entered.pop().__exit__(*raised)
+
+
+def _parameters(modules: Sequence[nn.Module]) -> list[Tensor]:
+    return [p for root in modules for p in root.parameters()]
+
+
+class Given:
+    """Parameters of a forward, which is computed again with the same values or not at all."""
+
+    def __init__(self, parameters: Sequence[Tensor | None]) -> None:
+        self.held = [(p, _version(p)) for p in parameters]
+
+    def check(self, now: Sequence[Tensor | None]) -> None:
+        """Before the forward runs again.
+
+        Raises:
+            StageError: they were replaced or written over.
+        """
+        same = len(now) == len(self.held) and all(
+            p is held and _version(p) == version for p, (held, version) in zip(now, self.held)
+        )
+        if not same:
+            raise StageError(
+                "a parameter was replaced or changed between a step's forward and its backward: "
+                "what backward computes again would be another forward",
+                hint="call backward() before the optimiser's step",
+            )
+
+
+def _version(p: Tensor | None) -> int:
+    return 0 if p is None or p.is_inference() else p._version
 
 
 @contextmanager

@@ -29,8 +29,9 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from edgefuse.memory.remat.frozen import Given
 from edgefuse.memory.remat.norm import Normalise, given_statistics, norms
-from edgefuse.memory.remat.stages import Stage, stages_of, watched
+from edgefuse.memory.remat.stages import Stage, convolves, stages_of, watched
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -45,6 +46,18 @@ if TYPE_CHECKING:
 _GROUP_BYTES = 3 * 2**20
 
 
+class InARow:
+    """Forwards, one after the other."""
+
+    def __init__(self, steps: Sequence[Forward]) -> None:
+        self.steps = tuple(steps)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        for step in self.steps:
+            x = step(x)
+        return x
+
+
 class Grouped:
     """The forward of a row of layers.
 
@@ -52,8 +65,7 @@ class Grouped:
         example: a batch of the most samples.
         samples: of a group.
         again: their forward when they are computed again in another way; None when the row is kept.
-        over: a BatchNorm before the row, whose result may be written over; None without.
-        plain: the layers' forward.
+        over: a layer before the row, whose result may be written over; None without.
     """
 
     def __init__(
@@ -64,16 +76,19 @@ class Grouped:
         samples: int,
         again: Forward | None,
         over: nn.Module | None,
-        plain: Forward,
     ) -> None:
         self.layers, self.stages, self.samples = tuple(layers), tuple(stages), samples
         self.shape, self.dtype = tuple(example.shape), example.dtype
-        self.runs_again, self.over, self.otherwise = again is not None, over, again or plain
+        self.runs_again, self.over, self.otherwise = (
+            again is not None,
+            over,
+            again or InARow(layers),
+        )
 
     def __call__(self, x: Tensor) -> Tensor:
         if not self._serves(x):
             return self.otherwise(x)
-        parameters = (p for stage in self.stages for p in stage.parameters)
+        parameters = self.parameters()
         found: Tensor = _function().apply(x, self, *parameters)
         return found
 
@@ -89,6 +104,9 @@ class Grouped:
             and stages_of(self.layers) == self.stages
             and (self.over is None or not watched(self.over))
         )
+
+    def parameters(self) -> list[Tensor | None]:
+        return [p for stage in self.stages for p in stage.parameters]
 
     def groups(self, count: int) -> Iterator[slice]:
         for begin in range(0, count, self.samples):
@@ -227,7 +245,7 @@ def _function() -> Any:
         def forward(ctx: Any, x: Tensor, row: Grouped, *parameters: Any) -> Tensor:
             y, statistics, values = row.first(x)
             held = [x] if row.runs_again else [z for _, z in values]
-            ctx.row, ctx.count = row, len(statistics)
+            ctx.row, ctx.count, ctx.given = row, len(statistics), Given(parameters)
             ctx.save_for_backward(*statistics, *held)
             return y
 
@@ -235,6 +253,7 @@ def _function() -> Any:
         @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
         def backward(ctx: Any, *grads: Tensor) -> Any:
             row, saved = ctx.row, ctx.saved_tensors
+            ctx.given.check(row.parameters())
             statistics, held = saved[: ctx.count], saved[ctx.count :]
             del saved
             again = row.runs_again
@@ -258,9 +277,13 @@ def in_groups(layers: Sequence[nn.Module], inputs: Sequence[Tensor]) -> list[For
     for place, layer in enumerate(layers):
         stages = stages_of(layers[place - 1 : place + 1]) if place else None
         if stages is not None and stages[-1].most is not None:
-            before = layers[place - 2] if place > 1 else None
-            over = before if before in known and not watched(before) else None
-            row = _grouped(layers[place - 1 : place + 1], inputs[place - 1 : place + 1], over=over)
+            over = layers[place - 2] if place > 1 else None
+            if over is None or watched(over) or not (over in known or convolves(over)):
+                over = None
+            # What works in place writes over what somebody else may read.
+            alone = over is None and getattr(layers[place - 1], "inplace", False)
+            few = slice(place - 1, place + 1)
+            row = None if alone else _grouped(layers[few], inputs[few], over=over)
             if row is not None:
                 found[-1:] = [row]
                 continue
@@ -288,18 +311,16 @@ def _grouped(
     import torch
 
     stages, x = stages_of(layers), inputs[0]
-    if stages is None or x.device.type != "cpu" or not x.is_contiguous() or not len(x):
+    if stages is None or x.device.type != "cpu" or not x.is_contiguous() or not x.numel():
+        return None
+    if x.ndim != stages[0].conv.weight.ndim:
         return None
 
-    def plain(x: Tensor) -> Tensor:
-        for layer in layers:
-            x = layer(x)
-        return x
-
+    plain = InARow(layers)
     few = _samples(layers, inputs)
     wanted = _results(layers, plain, x)
     for samples in (few, len(x)) if few < len(x) else (len(x),):
-        row = Grouped(layers, stages, x, samples, again, over, plain)
+        row = Grouped(layers, stages, x, samples, again, over)
         if all(map(torch.equal, wanted, _results(layers, row, x))):
             return row
     return None

@@ -26,9 +26,11 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
+from edgefuse.errors import StageError
 from edgefuse.memory.remat.chain import Item, Keep, Segment
 from edgefuse.memory.remat.frozen import Judged, judge
 from edgefuse.memory.remat.segments import runner
+from edgefuse.memory.remat.stages import watched
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -55,12 +57,41 @@ def variants(block: nn.Module, x: Tensor) -> Iterator[Variant]:
     after = [inputs[k + 1] for k in range(len(layers) - 1)]
     paths = {id(module): path for path, module in block.named_modules()}
     kept = [Keep(place, 0) for place in range(len(layers))]
-    yield "keep, in groups", ((sequence, runner(layers, kept, inputs)),), 0
+    forward = Unrolled(sequence, layers, runner(layers, kept, inputs))
+    yield "keep, in groups", ((sequence, forward),), 0
     for ends in _choices([k for k in heavy if k < len(after)], [x.numel() for x in after], judged):
         items, cost = _planned(ends, judged)
         if any(isinstance(item, Segment) for item in items):
             name = "keeps " + ", ".join(paths[id(layers[k])] for k in ends)
-            yield name, ((sequence, runner(layers, items, inputs)),), cost
+            forward = Unrolled(sequence, layers, runner(layers, items, inputs))
+            yield name, ((sequence, forward),), cost
+
+
+class Unrolled:
+    """The forward of a Sequential by a plan of its layers; without gradients, its own.
+
+    Raises:
+        StageError: it holds other layers than it did, or a Sequential in it is watched by now.
+    """
+
+    def __init__(
+        self, sequence: nn.Sequential, layers: Sequence[nn.Module], forward: Forward
+    ) -> None:
+        self.sequence, self.layers, self.forward = sequence, list(layers), forward
+
+    def __call__(self, x: Tensor) -> Tensor:
+        import torch
+
+        if not torch.is_grad_enabled():
+            found: Tensor = type(self.sequence).forward(self.sequence, x)
+            return found
+        if _unrolled(self.sequence) != self.layers:
+            raise StageError(
+                "its layers are others than those that were planned, or have hooks by now",
+                hint="remove() the plan and rematerialise anew",
+                where=type(self.sequence).__name__,
+            )
+        return self.forward(x)
 
 
 def _choices(
@@ -137,8 +168,7 @@ def _is_plain(module: nn.Module) -> bool:
     """Whether it does what nn.Sequential does, unseen by anybody."""
     from torch import nn
 
-    watched = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks
-    return type(module).forward is nn.Sequential.forward and not watched
+    return type(module).forward is nn.Sequential.forward and not watched(module)
 
 
 def _unrolled(sequence: nn.Module) -> list[nn.Module]:

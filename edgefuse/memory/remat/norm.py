@@ -40,6 +40,7 @@ def _known(module: Any) -> bool:
     weight = module.weight
     return (
         weight is not None
+        and module.bias is not None
         and module.training
         and module.momentum is not None
         and weight.device.type == "cpu"
@@ -53,6 +54,11 @@ def given_statistics(
     """The result of a BatchNorm whose sums are known, in torch's bits. Without gradients."""
     import torch
 
+    if x.dtype != module.weight.dtype or not x.is_contiguous():
+        # Autocast's halves and other layouts have kernels that round in their own ways.
+        own = (x, module.weight, module.bias, None, None, True, 0.0, module.eps)
+        y: Tensor = torch.native_batch_norm(*own)[0]
+        return y if into is None else into.copy_(y)
     shape = [1, -1] + [1] * (x.ndim - 2)
     scale = module.weight * invstd
     # Rounded as torch's kernel rounds: the same bits where it multiplies and adds in one.
@@ -105,9 +111,15 @@ class Normalise:
         import torch
 
         module = self.module
-        if module.num_batches_tracked is not None:
-            module.num_batches_tracked.add_(1)
-        statistics = (module.running_mean, module.running_var)
+        module._check_input_dim(x)
+        if x.numel() <= x.shape[1]:
+            # One value a channel has no deviation: torch says so.
+            type(module).forward(module, x)
+        statistics = (None, None)
+        if module.track_running_stats:
+            statistics = (module.running_mean, module.running_var)
+            if module.num_batches_tracked is not None:
+                module.num_batches_tracked.add_(1)
         given = (x, module.weight, module.bias, *statistics, True, module.momentum, module.eps)
         if not over:
             y, mean, invstd = torch.native_batch_norm(*given)
@@ -139,7 +151,7 @@ def _function() -> Any:
             x, weight, mean, invstd = ctx.saved_tensors
             wanted = list(ctx.needs_input_grad[:3])
             found = torch.ops.aten.native_batch_norm_backward(
-                grads[0].contiguous(), x, weight, None, None, mean, invstd, True, ctx.eps, wanted
+                grads[0], x, weight, None, None, mean, invstd, True, ctx.eps, wanted
             )
             return *found, None, None
 

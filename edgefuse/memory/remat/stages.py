@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from edgefuse.memory.remat.norm import norms
+from edgefuse.memory.remat.norm import Normalise, norms
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -99,6 +99,8 @@ def stages_of(layers: Sequence[nn.Module]) -> tuple[Stage, ...] | None:
     """Layers in a row as stages; None where something is left over."""
     if len({id(layer) for layer in layers}) < len(layers) or any(map(watched, layers)):
         return None
+    if any("forward" in vars(layer) and not _normalises(layer) for layer in layers):
+        return None
     known = {id(module) for module in norms(layers)}
     stages: list[Stage] = []
     norm, most = None, None
@@ -107,7 +109,7 @@ def stages_of(layers: Sequence[nn.Module]) -> tuple[Stage, ...] | None:
             norm = layer
         elif most is None and (end := _activation(layer)) is not None:
             most = end
-        elif _convolves(layer):
+        elif convolves(layer) and (norm is None or norm.weight.dtype == layer.weight.dtype):
             stages.append(Stage(norm, most, layer))
             norm, most = None, None
         else:
@@ -122,7 +124,7 @@ def _activation(layer: nn.Module) -> float | None:
     return {nn.ReLU: math.inf, nn.ReLU6: 6.0}.get(type(layer))
 
 
-def _convolves(layer: Any) -> bool:
+def convolves(layer: Any) -> bool:
     from torch import nn
 
     return (
@@ -132,7 +134,14 @@ def _convolves(layer: Any) -> bool:
     )
 
 
+def _normalises(layer: Any) -> bool:
+    """Whether its forward is replaced by a segment's, which a row takes part in."""
+    return isinstance(vars(layer).get("forward"), Normalise)
+
+
 def watched(module: nn.Module) -> bool:
-    """Whether somebody has put hooks onto it."""
-    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks)
-    return any(hooks) or bool(module._backward_pre_hooks)
+    """Whether somebody has put hooks onto it, or onto all modules."""
+    from torch.nn.modules import module as modules
+
+    own = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks)
+    return any(own) or bool(module._backward_pre_hooks) or modules._has_any_global_hook()

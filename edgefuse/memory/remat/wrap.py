@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from edgefuse.errors import GateFailed, StageError, UsageError
+from edgefuse.errors import GateFailed, UsageError
 from edgefuse.memory.remat.chain import Block, Keep, blocks_of, modes_of, predict
 from edgefuse.memory.remat.plan import Planned, least_peak, plan
 
@@ -228,6 +228,7 @@ class Study:
 
     def _forwards(self, planned: Planned) -> Others:
         """What a plan replaces."""
+        from edgefuse.memory.remat.guard import Guarded
         from edgefuse.memory.remat.segments import runner
 
         if all(isinstance(item, Keep) and not item.mode for item in planned.items):
@@ -235,7 +236,8 @@ class Study:
         others = [self.others[k.block, k.mode] for k in modes_of(planned.items) if k.mode]
         parent, example = self.chain.parent, self.chain.inputs[0]
         forward = runner(self.chain.blocks, planned.items)
-        return *chain.from_iterable(others), (parent, _guarded(parent, example, forward))
+        guarded = Guarded(parent, self.chain.blocks, example, forward)
+        return *chain.from_iterable(others), (parent, guarded)
 
 
 def rematerialise(
@@ -313,43 +315,16 @@ def _measured(chain: Found) -> tuple[list[Block], dict[tuple[int, int], Others]]
     return blocks, others
 
 
-def _guarded(parent: nn.Module, example: Tensor, forward: Forward) -> Forward:
-    """The plan's forward where it holds, the module's own without gradients, else an error."""
-    import torch
-
-    own = type(parent).forward
-    most, training = example.numel() * example.element_size(), parent.training
-
-    def guarded(x: Tensor) -> Tensor:
-        if not torch.is_grad_enabled():
-            found: Tensor = own(parent, x)
-            return found
-        size = x.numel() * x.element_size()
-        if size > most:
-            raise StageError(
-                f"the plan is for inputs of at most {most} bytes, and this one has {size}",
-                hint="rematerialise with an example of the largest shape",
-                where=type(parent).__name__,
-            )
-        if parent.training and not training:
-            raise StageError(
-                "planned in eval mode, the module now trains",
-                hint="call train() before rematerialise()",
-                where=type(parent).__name__,
-            )
-        return forward(x)
-
-    return guarded
-
-
 def _install(forwards: Sequence[Other]) -> None:
     for module, forward in forwards:
         module.__dict__["forward"] = forward
 
 
 def _uninstall(forwards: Sequence[Other]) -> None:
-    for module, _ in forwards:
-        module.__dict__.pop("forward", None)
+    """Where a module runs otherwise by now, it goes on to."""
+    for module, forward in forwards:
+        if vars(module).get("forward") is forward:
+            del module.__dict__["forward"]
 
 
 def _mib(size: int) -> str:
