@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import re
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar, get_args
@@ -137,7 +137,14 @@ def validate(document: Document, model: type[ModelType]) -> ModelType:
         RecipeError: every problem with its place, key path, what is allowed, nearest spelling.
     """
     try:
-        return model.model_validate(document.data)
+        read = model.model_validate(document.data)
+        for path in _truths(document.data, read, ()):
+            raise RecipeError(
+                f"{'.'.join(map(str, path))}: a number is due, not true or false (`yes` and `on` "
+                "are true to YAML)",
+                where=document.where(path),
+            )
+        return read
     except ValidationError as error:
         relevant = sorted(
             _relevant(document.data, error.errors()), key=lambda e: document.line(e["loc"])
@@ -230,6 +237,22 @@ class _Reader:
         if isinstance(value, int) and not -(2**63) <= value < 2**63:
             raise self._refused("an integer that does not fit 64 bits", node.start_mark)
         return value
+
+
+def _truths(data: Any, read: Any, path: KeyPath) -> Iterator[KeyPath]:
+    """Where the document says true or false and pydantic read a number."""
+    if isinstance(data, bool) and type(read) in (int, float):
+        yield path
+    elif isinstance(data, list) and isinstance(read, Sequence):
+        for index, (given, value) in enumerate(zip(data, read)):
+            yield from _truths(given, value, (*path, index))
+    elif isinstance(data, dict):
+        if isinstance(read, BaseModel):
+            fields = type(read).model_fields.items()
+            read = {info.alias or name: getattr(read, name) for name, info in fields}
+        if isinstance(read, Mapping):
+            for key, given in data.items():
+                yield from _truths(given, read.get(key), (*path, key))
 
 
 def _cut(text: str) -> str:
