@@ -1,8 +1,4 @@
-"""YAML with places: safe loading, and validation errors that name file:line and the remedy.
-
-Only plain YAML is read (no tags that build objects); duplicate keys, which plain YAML loaders
-drop silently, are refused.
-"""
+"""YAML files with places: validation errors that name file:line and the remedy."""
 
 from __future__ import annotations
 
@@ -14,20 +10,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
-import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from edgefuse.errors import RecipeError
+from edgefuse.yaml_text import KeyPath, TextReader
 
-KeyPath = tuple[str | int, ...]
 ModelType = TypeVar("ModelType", bound=BaseModel)
-_PLAIN = ("tag:yaml.org,2002:map", "tag:yaml.org,2002:seq")
-_NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
-_ODD_NUMBER = re.compile(r"[-+]?(?P<octal>0[0-7_]+)|[-+]?[\d_]+(:[\d_]+)+(\.[\d_]*)?")
-_MOST_VALUES = 100_000
 _SHOWN = 120  # characters of a wrong value
-_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 @dataclass(frozen=True)
@@ -78,7 +68,7 @@ def read_yaml(path: Path) -> Document:
         raise RecipeError(f"cannot be read: {error.strerror}", where=str(path)) from None
     except ValueError as error:  # Not UTF-8, or no name that a file can have.
         raise RecipeError(f"cannot be read: {error}", where=str(path)) from None
-    reader = _Reader(str(path))
+    reader = TextReader(str(path))
     data = reader.read(text)
     if not isinstance(data, dict):
         raise RecipeError("expected a mapping of keys at the top", where=str(path))
@@ -100,7 +90,7 @@ def with_overrides(document: Document, settings: Sequence[str]) -> Document:
             raise RecipeError(f"--set {text}: expected KEY.PATH=VALUE")
         path: KeyPath = tuple(int(k) if k.isdecimal() else k for k in keys.strip().split("."))
         try:
-            parsed = _Reader(f"--set {text}", places=False).read(value)
+            parsed = TextReader(f"--set {text}", places=False).read(value)
         except RecipeError as error:
             raise RecipeError(error.message, where=f"--set {text}") from None
         place: Any = data
@@ -155,88 +145,6 @@ def validate(document: Document, model: type[ModelType]) -> ModelType:
     if more:
         message, hint = message + (f"\n  hint: {hint}" if hint else "") + more, ""
     raise RecipeError(message, hint=hint, where=where)
-
-
-@dataclass
-class _Reader:
-    """Builds plain data of one YAML text.
-
-    Attributes:
-        place: the file, or the option that holds the text.
-        places: whether ``place`` has lines.
-        lines: 1-based line by key path.
-        written: by mapping, its own keys: all but those that ``<<`` merged into it.
-        count: values built. Aliases of aliases can ask for more than any memory holds.
-    """
-
-    place: str
-    places: bool = True
-    loader: Any = None
-    lines: dict[KeyPath, int] = field(default_factory=dict)
-    written: dict[int, set[int]] = field(default_factory=dict)
-    count: int = 0
-
-    def read(self, text: str) -> Any:
-        """Raises: RecipeError: no YAML, no plain data, or a key given twice."""
-        try:
-            self.loader = _Loader(text)
-            node = self.loader.get_single_node()
-            return self._build(node, ()) if node is not None else None
-        except (yaml.YAMLError, ValueError) as error:
-            mark = getattr(error, "problem_mark", None)
-            problem = getattr(error, "problem", None) or " ".join(str(error).split())
-            raise self._refused(f"not valid YAML: {problem}", mark) from None
-        except RecursionError:
-            raise self._refused("YAML nested too deeply, or an alias of itself") from None
-        finally:
-            if self.loader is not None:
-                self.loader.dispose()
-
-    def _refused(self, message: str, mark: yaml.Mark | None = None) -> RecipeError:
-        line = f":{mark.line + 1}" if mark and self.places else ""
-        return RecipeError(message, where=f"{self.place}{line}")
-
-    def _build(self, node: yaml.Node, path: KeyPath) -> Any:
-        mark = node.start_mark
-        self.lines.setdefault(path, mark.line + 1)
-        self.count += 1
-        if self.count > _MOST_VALUES:
-            raise self._refused(f"more than {_MOST_VALUES:,} values, aliases followed", mark)
-        if isinstance(node, yaml.ScalarNode):
-            return self._scalar(node)
-        if node.tag not in _PLAIN:
-            raise self._refused(f"not valid YAML: the tag {node.tag} is no plain data", mark)
-        if isinstance(node, yaml.SequenceNode):
-            return [self._build(n, (*path, i)) for i, n in enumerate(node.value)]
-        if id(node) not in self.written:  # An alias meets its mapping again, merged by then.
-            self.written[id(node)] = {id(key_node) for key_node, _ in node.value}
-            self.loader.flatten_mapping(node)
-        result: dict[str, Any] = {}
-        seen: set[str] = set()
-        for key_node, value_node in node.value:
-            key = self.loader.construct_object(key_node, deep=True)
-            if not isinstance(key, str):
-                raise self._refused(f"a key must be text, not {key!r}", key_node.start_mark)
-            if key in seen:
-                raise self._refused(f"key {key!r} is given twice", key_node.start_mark)
-            if id(key_node) in self.written[id(node)]:  # Merged keys may be overridden.
-                seen.add(key)
-            self.lines[(*path, key)] = key_node.start_mark.line + 1
-            result[key] = self._build(value_node, (*path, key))
-        return result
-
-    def _scalar(self, node: yaml.ScalarNode) -> Any:
-        if node.tag in _NUMBERS and (odd := _ODD_NUMBER.fullmatch(node.value)):
-            base = 8 if odd["octal"] else 60
-            raise self._refused(
-                f"{node.value!r} is a number in base {base} to YAML: write it in base 10, or text "
-                "in quotes",
-                node.start_mark,
-            )
-        value = self.loader.construct_object(node, deep=True)
-        if isinstance(value, int) and not -(2**63) <= value < 2**63:
-            raise self._refused("an integer that does not fit 64 bits", node.start_mark)
-        return value
 
 
 def _truths(data: Any, read: Any, path: KeyPath) -> Iterator[KeyPath]:
@@ -409,8 +317,3 @@ def _models(annotation: Any) -> list[type[BaseModel]]:
 def load(path: Path, model: type[ModelType], settings: Sequence[str] = ()) -> ModelType:
     """Read, override and validate a file in one step; see the parts for the errors."""
     return validate(with_overrides(read_yaml(path), settings), model)
-
-
-def written(data: Mapping[str, Any]) -> str:
-    """Plain data as YAML, ASCII alone, its keys in their order."""
-    return str(yaml.safe_dump(data, sort_keys=False, width=1000))

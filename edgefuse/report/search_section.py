@@ -12,7 +12,7 @@ from edgefuse.report.parts import part, rows
 from edgefuse.report.search import HEADINGS, METRICS, figure_text, layers_of, outcome_text, score_of
 from edgefuse.report.search_chart import dot_chart, frontier_chart
 from edgefuse.report.units import DASH, count, finite, plural, seconds_text
-from edgefuse.yaml_file import written
+from edgefuse.yaml_text import written
 
 
 def search_section(held: Mapping[str, Any]) -> str:
