@@ -54,6 +54,10 @@ def guarded(action: Callable[[], Any]) -> int:
         return code if isinstance(code, int) else 0 if code is None else 2
     except OSError as error:
         return _unusable(error)
+    except MemoryError as error:
+        text, hint = f"out of memory: {error}", "take a smaller input or batch, or a larger machine"
+        fields = {"message": text, "hint": hint}
+        return _ended(3, f"edgefuse: {text}\n  hint: {hint}", kind="MemoryError", **fields)
     except Exception as error:
         return _internal(error)
     return 0

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from edgefuse.errors import SourceError
 from edgefuse.graph.clean import drop_metadata, graphs_of, release
+from edgefuse.graph.hazards import refuse_hazards
 from edgefuse.graph.values import attribute, constant, describe, module_path, read
 
 if TYPE_CHECKING:
@@ -41,9 +42,12 @@ def load_proto(path: Path) -> onnx.ModelProto:
 
     try:
         proto = onnx.load(str(path))
+        refuse_hazards(proto, str(path))
         for tensor in proto.graph.initializer:
             onnx.checker.check_tensor(tensor)
         onnx.checker.check_model(_without_weights(proto), full_check=True)
+    except SourceError:
+        raise
     except Exception as error:
         raise SourceError(
             f"not a valid ONNX model: {str(error).strip().splitlines()[0]}",

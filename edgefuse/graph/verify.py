@@ -161,6 +161,9 @@ def seeded_feed(proto: onnx.ModelProto, *, seed: int, like: Feed | None = None) 
         seed: equal seeds give equal feeds.
         like: a real sample whose shapes and spread are taken over; symbolic extents are 2
             without it.
+
+    Raises:
+        StageError: an input is larger than memory, or has more axes than an array.
     """
     import numpy as np
     import onnx
@@ -183,9 +186,15 @@ def seeded_feed(proto: onnx.ModelProto, *, seed: int, like: Feed | None = None) 
             shape = sample.shape
             if sample.size and np.issubdtype(sample.dtype, np.floating):
                 mean, spread = float(sample.mean()), float(sample.std()) or 1.0
-        if np.issubdtype(dtype, np.floating) or dtype.name == "bfloat16":
-            drawn = rng.standard_normal(shape) * spread + mean
-        else:
-            drawn = rng.integers(0, 2, shape)
+        try:
+            if np.issubdtype(dtype, np.floating) or dtype.name == "bfloat16":
+                drawn = rng.standard_normal(shape) * spread + mean
+            else:
+                drawn = rng.integers(0, 2, shape)
+        except (MemoryError, ValueError) as error:
+            raise StageError(
+                f"input {value.name!r} of {len(shape)} axes cannot be sampled: {error}",
+                hint="make the input smaller, or give it fewer axes",
+            ) from error
         feed[value.name] = np.asarray(drawn).astype(dtype)
     return feed

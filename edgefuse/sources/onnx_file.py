@@ -29,6 +29,7 @@ def load(path: Path, model: Model) -> Any:
     """
     import onnx
 
+    from edgefuse.graph.hazards import refuse_hazards
     from edgefuse.graph.qdq_limits import refuse_other_forms
 
     where = str(path)
@@ -47,6 +48,7 @@ def load(path: Path, model: Model) -> Any:
             hint="the file is empty or no model: export it again",
         )
     _load_external(proto, path)
+    refuse_hazards(proto, where)
     refuse_other_forms(proto, where)
     _check_opsets(proto, where)
     _check_finite(proto, where)

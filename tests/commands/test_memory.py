@@ -246,7 +246,7 @@ def test_bad_words_get_one_message(words: tuple[str, ...], code: int, said: str)
         ("dynamic", "has a shape known only at run time"),
         ("negative", "has a shape known only at run time"),
         ("zero", "has no elements"),
-        ("huge", "is larger than an address can tell"),
+        ("huge", "is larger than any memory"),
         ("cycle", ""),
         ("garbage", "not a valid ONNX model"),
     ],
