@@ -2,7 +2,8 @@
 
 A module holds a chain when, in its forward, its children run once each, every child gets exactly
 the tensor that the one before gave, the first one the module's own input, and the last one's
-result is the module's: nn.Sequential by construction, others when it turns out so. Of all chains
+result is the module's; and its forward does nothing else: no operator, no random number, no
+attribute changed. So is nn.Sequential by construction, others when it turns out so. Of all chains
 that hold most of the step's bytes, the one with the most blocks is taken.
 
 Left alone: what lies around the chain. It runs as always, and its bytes count.
@@ -48,8 +49,8 @@ class _Call:
     inputs: tuple[Any, ...]
     output: Any = None
     children: list[_Call] = field(default_factory=list)
-    before: int = 0
-    after: int = 0
+    attributes: dict[str, Any] = field(default_factory=dict)
+    does_more: bool = False
 
 
 def find_chain(module: nn.Module, forward: Callable[[], object]) -> Found:
@@ -68,7 +69,8 @@ def find_chain(module: nn.Module, forward: Callable[[], object]) -> Found:
     chains = [call for call in calls if _is_chain(call, counts)]
     if not chains:
         raise UsageError(
-            "no chain of blocks found: no module of the model hands one tensor from child to child",
+            "no chain of blocks found: no module of the model hands one tensor from child to child "
+            "and does nothing else",
             hint="put the blocks into an nn.Sequential",
             where=type(module).__name__,
         )
@@ -97,25 +99,53 @@ def find_chain(module: nn.Module, forward: Callable[[], object]) -> Found:
 
 def _traced(module: nn.Module, forward: Callable[[], object]) -> list[_Call]:
     """Every call of a module in one forward; tensors are held, so that none passes for another."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    from edgefuse.memory.remat.frozen import attributes_of, random_states
+
     calls: list[_Call] = []
     open_calls: list[_Call] = []
 
+    random = random_states()
+
+    def own_draws() -> None:
+        """What was drawn since the last call began or ended, by the call that is open."""
+        nonlocal random
+        before, random = random, random_states()
+        if before != random and open_calls:
+            open_calls[-1].does_more = True
+
+    class Operators(TorchDispatchMode):  # type: ignore[misc]
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            if open_calls:
+                open_calls[-1].does_more = True
+            return func(*args, **(kwargs or {}))
+
     def enter(called: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
+        own_draws()
         call = _Call(called, inputs if not named else (*inputs, named))
+        call.attributes = attributes_of(called)
         calls.append(call)
         if open_calls:
             open_calls[-1].children.append(call)
         open_calls.append(call)
 
     def leave(called: nn.Module, inputs: Any, output: Any) -> None:
-        open_calls.pop().output = output
+        own_draws()
+        call = open_calls.pop()
+        call.output = output
+        call.does_more |= call.attributes != attributes_of(called)
 
     hooks = []
     for each in module.modules():
-        hooks.append(each.register_forward_pre_hook(enter, with_kwargs=True))
+        # Outside of all other hooks, which are the called module's.
+        hooks.append(each.register_forward_pre_hook(enter, with_kwargs=True, prepend=True))
         hooks.append(each.register_forward_hook(leave))
     try:
-        forward()
+        with Operators():
+            forward()
     finally:
         for hook in hooks:
             hook.remove()
@@ -125,7 +155,7 @@ def _traced(module: nn.Module, forward: Callable[[], object]) -> list[_Call]:
 def _is_chain(call: _Call, counts: dict[int, int]) -> bool:
     import torch
 
-    if len(call.children) < 2 or counts[id(call.module)] != 1:
+    if len(call.children) < 2 or counts[id(call.module)] != 1 or call.does_more:
         return False
     value: Any = call.inputs
     for child in call.children:
@@ -166,7 +196,7 @@ def _copies(chain: _Call, forward: Callable[[], object]) -> list[Tensor]:
             copy = given.detach().clone()
             found[id(called)] = copy.requires_grad_(given.requires_grad)
 
-        hooks.append(child.module.register_forward_pre_hook(note))
+        hooks.append(child.module.register_forward_pre_hook(note, prepend=True))
     try:
         forward()
     finally:

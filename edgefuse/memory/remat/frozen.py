@@ -153,9 +153,13 @@ def _replaced(name: str, values: Mapping[nn.Module, Any]) -> Iterator[None]:
 @contextmanager
 def undisturbed(module: nn.Module) -> Iterator[None]:
     """Try something with a module; its buffers, gradients and the random numbers stay as before."""
+    import random
+
+    import numpy as np
     import torch
 
     buffers = buffers_of([module])
+    drawn = random.getstate(), np.random.get_state()
     copies = {key: value.clone() for key, value in buffers.items()}
     grads = [(p, p.grad) for p in module.parameters()]
     with torch.random.fork_rng(devices=()):
@@ -164,6 +168,8 @@ def undisturbed(module: nn.Module) -> Iterator[None]:
                 parameter.grad = None
             yield
         finally:
+            random.setstate(drawn[0])
+            np.random.set_state(drawn[1])
             for parameter, grad in grads:
                 parameter.grad = grad
             with torch.no_grad():
@@ -207,7 +213,7 @@ def judge(block: nn.Module, x: Tensor) -> Judged:
 
     versions = {name: p._version for name, p in block.named_parameters()}
     attributes = _attributes(block)
-    random = torch.get_rng_state()
+    random, others = torch.get_rng_state(), random_states()
     x = x.clone()
     version = x._version
     watch = _watch(block, x)
@@ -222,7 +228,8 @@ def judge(block: nn.Module, x: Tensor) -> Judged:
     reason, now = "", _attributes(block)
     changed = sorted(k for k in attributes.keys() | now.keys() if attributes.get(k) != now.get(k))
     parameters = [n for n, p in block.named_parameters() if p._version != versions[n]]
-    if not torch.equal(random, torch.get_rng_state()) or watch.random:
+    drawn = not torch.equal(random, torch.get_rng_state()) or others != random_states()
+    if drawn or watch.random:
         reason = f"it draws random numbers ({', '.join(watch.random) or 'outside autograd'})"
     elif parameters:
         reason = f"it writes over its parameter {parameters[0]}"
@@ -239,18 +246,35 @@ def _address(x: Tensor) -> int:
     return int(x.untyped_storage().data_ptr())
 
 
+def random_states() -> tuple[Any, ...]:
+    """Of the generators beside torch's that a forward may draw from: Python's and NumPy's."""
+    import random
+
+    import numpy as np
+
+    state: Any = np.random.get_state()
+    return random.getstate(), state[1].tobytes(), state[2:]
+
+
 def _attributes(block: nn.Module) -> dict[str, Any]:
     """Plain values and tensors that modules hold as attributes, by their paths."""
+    return {
+        f"{path}.{name}" if path else name: value
+        for path, module in block.named_modules()
+        for name, value in attributes_of(module).items()
+    }
+
+
+def attributes_of(module: nn.Module) -> dict[str, Any]:
+    """A module's own plain values, and its tensors by what tells that they change."""
     import torch
 
     found: dict[str, Any] = {}
-    for path, module in block.named_modules():
-        for name, value in vars(module).items():
-            place = f"{path}.{name}" if path else name
-            if isinstance(value, bool | int | float | str):
-                found[place] = value
-            elif isinstance(value, torch.Tensor):
-                found[place] = (id(value), value._version)
+    for name, value in vars(module).items():
+        if isinstance(value, bool | int | float | str):
+            found[name] = value
+        elif isinstance(value, torch.Tensor):
+            found[name] = (id(value), value._version)
     return found
 
 

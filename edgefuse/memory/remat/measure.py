@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from edgefuse.errors import UsageError
 from edgefuse.memory.remat.chain import Around, Block, Mode
 from edgefuse.memory.remat.meter import Levels, levels, mark
 
@@ -119,7 +120,8 @@ def around(parent: nn.Module, step: Callable[[], object], blocks: Sequence[Block
 
     def leave(module: nn.Module, inputs: Any, output: Any) -> None:
         mark("out")
-        output.register_hook(back_in)
+        if output.requires_grad:
+            output.register_hook(back_in)
 
     def whole() -> None:
         step()
@@ -135,6 +137,13 @@ def around(parent: nn.Module, step: Callable[[], object], blocks: Sequence[Block
         for hook in hooks:
             hook.remove()
     held = {name: (now, since) for name, now, since in found.marks}
+    if "back in" not in held:
+        raise UsageError(
+            "the chain of blocks takes no part in the backward: its blocks are frozen, or the loss "
+            "does not read what it gives",
+            hint="such a chain holds nothing for the backward; no plan is needed",
+            where=type(parent).__name__,
+        )
     before = held["in"][0]
     inside = _held_after(blocks)
     later, since = held["back in"]

@@ -18,9 +18,10 @@ meter's events are: a module or an input on another device is refused.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -68,7 +69,7 @@ class Rematerialised:
     lightened: tuple[tuple[str, str], ...]
     kept: tuple[tuple[str, str], ...]
     cost_share: float
-    _forwards: Others = ()
+    _forwards: Others = field(default=(), repr=False)
 
     def remove(self) -> None:
         """Give the module its own forward back."""
@@ -130,7 +131,14 @@ class Study:
 
     def step(self) -> None:
         """One forward and backward on the example."""
-        self.loss(self.forward()).backward()
+        loss = self.loss(self.forward())
+        if not loss.requires_grad:
+            raise UsageError(
+                "nothing trains: the loss asks for no gradient",
+                hint="let parameters require gradients, and call this outside of torch.no_grad()",
+                where=type(self.module).__name__,
+            )
+        loss.backward()
 
     def peak_bytes(self) -> int:
         """Of one step from no gradients, measured."""
@@ -150,7 +158,8 @@ class Study:
         Raises:
             UsageError: it is neither.
         """
-        if isinstance(budget, bool) or budget <= 0 or (isinstance(budget, float) and budget > 1):
+        number = isinstance(budget, int | float) and not isinstance(budget, bool)
+        if not number or not 0 < budget <= (1 if isinstance(budget, float) else math.inf):
             raise UsageError(
                 f"a budget of {budget!r} is no number of bytes and no share in (0, 1]",
                 hint="give bytes as a whole number, or 0.4 for 40% of the eager peak",
