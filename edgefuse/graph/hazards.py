@@ -1,8 +1,9 @@
 """Models that end the whole process, or take all memory, in the libraries that read them.
 
 The ONNX checker, its shape inference and onnxruntime divide by a stride of 0, and integers by a
-constant 0, without looking: the process dies by a signal, and nobody says why. Shape inference
-also keeps an entry for every element of a vector. So these are refused before any library sees
+constant 0, without looking, and follow a function that calls itself: the process dies by a signal,
+and nobody says why. Shape inference also keeps an entry for every element of a vector, and takes
+twice as long for each subgraph within a subgraph. So these are refused before any library sees
 them.
 
 Left alone: divisors that the model computes from its input.
@@ -10,7 +11,7 @@ Left alone: divisors that the model computes from its input.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from edgefuse.errors import SourceError
@@ -28,6 +29,7 @@ POSITIVE = (
     "strides",
 )
 MOST_ELEMENTS = 1 << 40
+MOST_NESTED = 16
 
 
 def refuse_hazards(proto: onnx.ModelProto, where: str) -> None:
@@ -37,7 +39,8 @@ def refuse_hazards(proto: onnx.ModelProto, where: str) -> None:
         SourceError: naming the node or the input.
     """
     constants = {tensor.name: tensor for tensor in proto.graph.initializer}
-    for graph in _graphs(proto):
+    _check_functions(proto, where)
+    for graph in _graphs((proto.graph, *proto.functions), where):
         constants |= {tensor.name: tensor for tensor in getattr(graph, "initializer", ())}
         for node in graph.node:
             if node.op_type == "Constant" and node.output:
@@ -58,19 +61,45 @@ def refuse_hazards(proto: onnx.ModelProto, where: str) -> None:
             )
 
 
-def _graphs(proto: onnx.ModelProto) -> Iterator[Any]:
-    pending: list[Any] = [proto.graph, *proto.functions]
+def _graphs(roots: Iterable[Any], where: str) -> Iterator[Any]:
+    pending: list[tuple[Any, int]] = [(root, 0) for root in roots]
     while pending:
-        graph = pending.pop()
+        graph, depth = pending.pop()
+        if depth > MOST_NESTED:
+            raise SourceError(
+                f"subgraphs are nested more than {MOST_NESTED} deep",
+                hint="export the model without its control flow",
+                where=where,
+            )
         yield graph
-        for node in graph.node:
-            pending += [a.g for a in node.attribute if a.HasField("g")]
-            pending += [inner for a in node.attribute for inner in a.graphs]
+        for attribute in (a for node in graph.node for a in node.attribute):
+            inner = [*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs]
+            pending += [(one, depth + 1) for one in inner]
+
+
+def _check_functions(proto: onnx.ModelProto, where: str) -> None:
+    calls = {
+        (f.domain, f.name): {
+            (node.domain, node.op_type) for graph in _graphs([f], where) for node in graph.node
+        }
+        for f in proto.functions
+    }
+    while leaves := [name for name, called in calls.items() if not called & calls.keys()]:
+        for name in leaves:
+            del calls[name]
+    if calls:
+        raise SourceError(
+            f"function {'.'.join(min(calls))} calls itself",
+            hint="correct the model and export it again",
+            where=where,
+        )
 
 
 def _check_node(node: onnx.NodeProto, constants: dict[str, Any], where: str) -> None:
     what = f"{node.op_type} {(node.name or next(iter(node.output), ''))!r}"
     for attribute in node.attribute:
+        if attribute.ref_attr_name:  # In a function: the caller gives it.
+            continue
         sizes = [*attribute.ints, *([attribute.i] if attribute.type == attribute.INT else [])]
         if attribute.name in POSITIVE and any(size <= 0 for size in sizes):
             raise SourceError(

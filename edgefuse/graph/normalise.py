@@ -45,6 +45,7 @@ def load_proto(path: Path) -> onnx.ModelProto:
         refuse_hazards(proto, str(path))
         for tensor in proto.graph.initializer:
             onnx.checker.check_tensor(tensor)
+            _read(tensor, str(path))
         onnx.checker.check_model(_without_weights(proto), full_check=True)
     except SourceError:
         raise
@@ -63,6 +64,20 @@ def load_proto(path: Path) -> onnx.ModelProto:
                     where=str(path),
                 )
     return proto
+
+
+def _read(tensor: onnx.TensorProto, where: str) -> None:
+    import onnx
+
+    try:
+        if tensor.HasField("raw_data"):
+            onnx.numpy_helper.to_array(tensor)
+    except ValueError as error:
+        raise SourceError(
+            f"tensor {tensor.name!r} cannot be read: {error}",
+            hint="the file or its external data are cut short or mixed up: save them again",
+            where=where,
+        ) from error
 
 
 def _without_weights(proto: onnx.ModelProto) -> onnx.ModelProto:

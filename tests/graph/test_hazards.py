@@ -20,6 +20,13 @@ DIVIDED = (
     "<int64[2] a = {%s}, int64[2] b = {%s}> { c = %s(a, b)\n d = Cast<to=1>(c)\n y = Add(x, d) }"
 )
 
+FUNCTION = (
+    '<ir_version: 8, opset_import: ["": 17, "my": 1]> g (float[1,4,1,1] x) => (float[1,1,2,2] y) '
+    "{ y = my.F<size=2>(x) } "
+    '<domain: "my", opset_import: ["": 17, "my": 1]> F <size> (a) => (b) '
+    "{ b = DepthToSpace<blocksize: int = @size>(a) }"
+)
+
 
 @pytest.mark.parametrize(
     ("text", "said"),
@@ -29,6 +36,8 @@ DIVIDED = (
         (HEAD + "{ y = DepthToSpace<blocksize=0>(x) }", "blocksize must be greater than 0"),
         (DIVIDED % ("1,2", "3,0", "Div"), "divides integers by zero: its divisor is the"),
         (DIVIDED % ("1,2", "3,0", "Mod"), "Mod 'c' divides integers by zero"),
+        (FUNCTION.replace("DepthToSpace<blocksize: int = @size>", "my.F<size=2>"),
+         "function my.F calls itself"),
         (DIVIDED % ("1,-9223372036854775808", "1,-1", "Div"), "the lowest integer of its type"),
     ],
 )  # fmt: skip
@@ -67,6 +76,7 @@ def test_other_divisors_and_real_numbers_are_left_alone(tmp_path: Path) -> None:
     for text in (
         DIVIDED % ("1,0", "3,-1", "Div"),
         (DIVIDED % ("1,2", "3,0", "Div")).replace("int64", "float"),
+        FUNCTION,
     ):
         path.write_bytes(onnx.parser.parse_model(text).SerializeToString())
         assert load_proto(path).graph.node
@@ -90,3 +100,32 @@ def test_more_axes_than_an_array_can_have() -> None:
     proto = onnx.parser.parse_model(text + "{ y = Relu(x) }")
     with pytest.raises(StageError, match="of 70 axes cannot be sampled"):
         seeded_feed(proto, seed=0)
+
+
+def test_branches_within_branches(tmp_path: Path) -> None:
+    """Shape inference takes twice as long for each level."""
+    body = "{ %s = Relu(x) }"
+    for level in range(20):
+        names = (f"t{level}", f"e{level}")
+        then, other = (f"b{n} () => (float[1] {n}) " for n in names)
+        first = body % names[0] if "%s" in body else body
+        body = (
+            f"{{ %s = If(k) <then_branch = {then}{first}, "
+            f"else_branch = {other}{{ {names[1]} = Abs(x) }}> }}"
+        )
+    text = '<ir_version: 8, opset_import: ["": 17]> g (float[1] x, bool k) => (float[1] y) '
+    path = tmp_path / "m.onnx"
+    path.write_bytes(onnx.parser.parse_model(text + body % "y").SerializeToString())
+    with pytest.raises(SourceError, match="nested more than 16 deep"):
+        load_proto(path)
+
+
+def test_data_that_do_not_fill_their_tensor(tmp_path: Path) -> None:
+    proto = onnx.parser.parse_model(CONV.replace("strides=[0,2]", "strides=[2,2]") % 1)
+    weight = proto.graph.initializer[0]
+    weight.ClearField("float_data")
+    weight.raw_data = bytes(4 * 5)
+    path = tmp_path / "m.onnx"
+    path.write_bytes(proto.SerializeToString())
+    with pytest.raises(SourceError, match="tensor 'w' cannot be read: cannot reshape"):
+        load_proto(path)
