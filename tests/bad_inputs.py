@@ -401,6 +401,14 @@ def out_is_a_file(p: Place) -> Words:
     return words
 
 
+@row(2, r"--out .* holds .*/net\.onnx, which the recipe reads", "give another folder")
+def out_over_the_model(p: Place) -> Words:
+    """An output folder where the model would be written over"""
+    words = p.onnx(TEXT, ("m.onnx", "net.onnx"))
+    (p.folder / "m.onnx").rename(p.folder / "net.onnx")
+    return [*words[:-1], p.folder]
+
+
 @row(2, "no recipe has release: true", "set it in those that are to ship")
 def nothing_to_release(p: Place) -> Words:
     """A release of recipes that are not to be released."""
