@@ -153,10 +153,10 @@ def _predict(module: Any, tensors: tuple[Any, ...], outputs: list[str]) -> list[
 
     try:
         result = module(*tensors)
-    except Exception as error:
-        text = str(error).strip().splitlines()
+    except (Exception, SystemExit) as error:
+        text = str(error).strip().splitlines() or [""]
         raise SourceError(
-            f"the model does not run on its inputs: {text[0][:300] if text else error}",
+            f"the model does not run on its inputs: {type(error).__name__}: {text[0][:300]}",
             where="model.inputs",
             hint="check names, order and shapes against forward()",
         ) from error

@@ -286,6 +286,30 @@ def test_a_recipe_without_a_torch_model_does_not_train(tmp_path: Path) -> None:
     assert "recipe 'chained' has no torch model to train: its source is onnx" in ended.err
 
 
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        ("x.argmax(1)", "no output is a floating-point tensor"),
+        ("None", "no output is a floating-point tensor"),
+        ("{}['none']", "the model does not run on 8 samples: KeyError"),
+        ("exit(3)", "the model does not run on 8 samples: SystemExit"),
+    ],
+)
+def test_a_model_that_cannot_take_a_step(answer: str, said: str, tmp_path: Path) -> None:
+    name = f"users_{abs(hash(answer))}"
+    (tmp_path / f"{name}.py").write_text(
+        "import torch\nclass Net(torch.nn.Sequential):\n    def forward(self, x):\n"
+        f"        x = super().forward(x)\n        return {answer}\n"
+        "def net():\n    return Net(torch.nn.Conv2d(3, 2, 1), torch.nn.ReLU())\n"
+    )
+    document = yaml.safe_load(Path("tiny.yaml").read_text())
+    document["model"]["torch"] = {"callable": f"{name}:net", "weights": "random"}
+    (tmp_path / "odd.yaml").write_text(yaml.safe_dump(document))
+    ended = edgefuse("memory", tmp_path / "odd.yaml", "--training")
+    assert (ended.code, len(ended.messages)) == (3, 1), ended.err
+    assert said in ended.err and "hint: " in ended.err and f"{name}:net" in ended.err
+
+
 def test_onnx_is_still_onnx() -> None:
     """The chain that these tests build is a model that the checker takes."""
     onnx.checker.check_model(onnx.load(str(_onnx(Path("chain.onnx")))))
