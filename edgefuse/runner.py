@@ -98,8 +98,9 @@ class Runner:
             if isinstance(error, RecipeError):
                 error.where = self.job.place(error.where)
             self.result.error = error
-            with contextlib.suppress(StoreError):
-                self._withdraw()
+            if self.result.outcomes:  # What cannot even be planned says nothing of what is there.
+                with contextlib.suppress(StoreError):
+                    self._withdraw()
         finally:
             self.console.close()
         return self.result

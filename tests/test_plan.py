@@ -143,3 +143,16 @@ def test_show_tells_the_lineage(fakes: Fakes, tmp_path: Path) -> None:
         and "hint: the file was changed" in (ended.err)
     )
     assert edgefuse("show", "nothing").code == 2
+
+
+def test_show_tells_the_lineage_in_the_recipe_that_published_the_file(
+    fakes: Fakes, tmp_path: Path
+) -> None:
+    """Two recipes may make the same bytes in other ways."""
+    edgefuse("run", tmp_path / "recipe.yaml", "--out", fakes.out, "-q")
+    text = (tmp_path / "recipe.yaml").read_text()
+    (tmp_path / "other.yaml").write_text(text.replace("name: tiny", "name: tiny_other"))
+    edgefuse("run", tmp_path / "other.yaml", "--out", tmp_path / "other", "-q")
+    for out, name in ((fakes.out, "tiny"), (tmp_path / "other", "tiny_other")):
+        tree = json.loads(edgefuse("show", out / f"{name}_beta.onnx", "--json").out)
+        assert [tree["recipe"], tree["parents"]["alpha"]["recipe"]] == [name, name]

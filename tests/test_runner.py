@@ -124,6 +124,14 @@ def test_a_failing_gate_withdraws_the_bundle_of_a_former_run(fakes: Fakes) -> No
     assert back.exit_code == 0 and fakes.ran == [] and fakes.published() >= BUNDLE
 
 
+def test_what_cannot_be_planned_takes_nothing_away(fakes: Fakes) -> None:
+    fakes.run()
+    before = fakes.published()
+    result = fakes.run(Selection(until="nowhere"))
+    assert result.exit_code == 2 and not result.outcomes
+    assert before >= BUNDLE and fakes.published() == before
+
+
 def test_a_measurement_made_anew_that_fails_takes_the_stored_pass_away(fakes: Fakes) -> None:
     fakes.run()
     fakes.run(Selection(measure=True))

@@ -71,8 +71,8 @@ def _packages() -> Iterator[Finding]:
 
 def constraints_file() -> Path | None:
     """constraints.txt of the checkout or of the installation, else None."""
-    package = Path(__file__).parent
-    places = (package.parent, Path(sys.prefix) / "share" / "edgefuse")
+    checkout = Path(__file__).parents[2]
+    places = (checkout, Path(sys.prefix) / "share" / "edgefuse")
     return next((p for place in places if (p := place / "constraints.txt").is_file()), None)
 
 

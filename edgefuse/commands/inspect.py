@@ -14,6 +14,9 @@ from edgefuse.keys import differences
 from edgefuse.plan import Selection, make_plan
 from edgefuse.store import Damaged, Store, default_root
 
+#: Records of the store by the SHA-256 of what they made.
+_Records = dict[str, list[dict[str, Any]]]
+
 
 def plan_rows(
     recipe: Path, settings: Sequence[str], target: str | None, selection: Selection
@@ -119,27 +122,30 @@ def lineage(artifact: str) -> dict[str, Any]:
             f"{artifact}: the store at {store.root} has no record of {wanted[:12]}",
             hint="the file was changed or made elsewhere, or EDGEFUSE_CACHE names another store",
         )
-    return _tree(found, records)
+    # Recipes may make the same bytes in other ways; a published file's name begins with its own.
+    own = [r for r in found if path.is_file() and re.match(rf"{r['recipe']}[._]", path.name)]
+    return _tree(max(own, key=lambda r: len(r["recipe"]), default=found[-1]), records)
 
 
-def _records(store: Store) -> dict[str, dict[str, Any]]:
-    """The newest intact record of every stored artifact, by SHA-256."""
-    records: dict[str, dict[str, Any]] = {}
+def _records(store: Store) -> _Records:
+    """The intact records of every stored artifact, by SHA-256, the newest one last."""
+    records: _Records = {}
     paths = (store.root / "entries").glob("*/*.json")
     for path in sorted(paths, key=lambda p: (p.stat().st_mtime_ns, p.name)):
         try:
             record = store.entry(path.parent.name, path.stem)
         except Damaged:
             continue
-        records[record["sha256"]] = {"stage": path.parent.name, **record}
+        records.setdefault(record["sha256"], []).append({"stage": path.parent.name, **record})
     return records
 
 
-def _tree(record: dict[str, Any], records: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    parents = {
-        stage: _tree(records[sha256], records) if sha256 in records else {"sha256": sha256}
-        for stage, sha256 in record["parents"].items()
-    }
+def _tree(record: dict[str, Any], records: _Records) -> dict[str, Any]:
+    parents: dict[str, Any] = {}
+    for stage, sha256 in record["parents"].items():
+        made = records.get(sha256, [])
+        own = [r for r in made if r["recipe"] == record["recipe"]] or made
+        parents[stage] = _tree(own[-1], records) if own else {"sha256": sha256}
     shown = ("stage", "recipe", "kind", "sha256", "key", "seconds")
     return {
         **{name: record[name] for name in shown},

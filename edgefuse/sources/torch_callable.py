@@ -167,13 +167,25 @@ def _load_state(module: torch.nn.Module, path: Path, name: str) -> None:
         if state[key].shape != expected[key].shape
     ]
     if problems:
+        prefix = _common_prefix(state, expected)
         more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
         raise SourceError(
             f"the weights do not fit {name}: {'; '.join(problems[:3])}{more}",
             where=str(path),
-            hint="the checkpoint is of another architecture or version: fix callable or arguments",
+            hint="the checkpoint is of another architecture or version: fix callable or arguments"
+            if not prefix
+            else f"every name in it begins with {prefix!r}, as DataParallel and wrappers leave it: "
+            "save the inner module's state_dict()",
         )
     module.load_state_dict(state, strict=True)
+
+
+def _common_prefix(state: Mapping[str, Any], expected: Mapping[str, Any]) -> str:
+    """What all names have before the model's own; empty where that is not it."""
+    longest = max(expected, key=len, default="")
+    names = sorted(state)
+    prefix = next((n.removesuffix(longest) for n in names if n.endswith(longest)), "")
+    return prefix if {prefix + name for name in expected} == set(names) else ""
 
 
 def _check_finite(module: torch.nn.Module, name: str) -> None:

@@ -22,6 +22,11 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command_doctor, "constraints_file", lambda: None)
 
 
+def test_the_constraints_of_a_checkout_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    assert command_doctor.constraints_file() == Path(__file__).parents[2] / "constraints.txt"
+
+
 def levels(word: str) -> list[tuple[str, str]]:
     return [(f.level, f.remedy) for f in examine() if word in f.what]
 

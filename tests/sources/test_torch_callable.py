@@ -88,6 +88,16 @@ def test_weights_are_loaded(place: Place, legacy: bool, wrap: Any) -> None:
     assert torch.equal(place.load(weights=weights).dense.weight, torch.ones(3, 4))
 
 
+def test_what_wrappers_put_before_every_name_is_told(place: Place) -> None:
+    weights = {f"module.{name}": value for name, value in state().items()}
+    with pytest.raises(SourceError, match=r"missing dense\.bias") as caught:
+        place.load(weights=place.save(weights))
+    assert "begins with 'module.'" in (caught.value.hint or "")
+    with pytest.raises(SourceError) as caught:
+        place.load(weights=place.save({**weights, "more": torch.ones(1)}))
+    assert "another architecture" in (caught.value.hint or "")
+
+
 def test_the_callable_may_import_beside_the_recipe_when_it_is_called(place: Place) -> None:
     (place.folder / "users_part.py").write_text("WIDTH = 5\n")
     lazy = "\ndef lazy():\n    from users_part import WIDTH\n    return Net(WIDTH).eval()\n"

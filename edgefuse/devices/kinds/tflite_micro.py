@@ -90,7 +90,8 @@ class TfliteMicro:
         raise Inconclusive(
             f"{self._target.name}: nothing here tells how long a microcontroller takes: "
             "tflite-micro runs, but on this machine's CPU",
-            hint="give no latency gate for this target, or measure on the board",
+            hint=f"give it none (gates.targets.{self._target.name}.latency: null), or measure on "
+            "the board",
         )
 
     def arena(self, model: Path) -> tuple[Arena, Provenance]:
