@@ -53,6 +53,9 @@ class Placed:
     zeros: int
 
 
+MOST_ZEROS = 1024  # taps a kernel grows by: more would cost more than any padding
+
+
 def same_padding(size: int, kernel: int, stride: int) -> tuple[int, int]:
     """What SAME pads in front and behind."""
     outputs = -(-size // stride)
@@ -62,7 +65,8 @@ def same_padding(size: int, kernel: int, stride: int) -> tuple[int, int]:
 
 def placed(axis: Axis, padding: str) -> Placed | None:
     """The smallest kernel that reads the same under ``padding``; None where there is none."""
-    for kernel in range(axis.kernel, 2 * (axis.kernel + abs(axis.before) + axis.stride) + 1):
+    most = 2 * (axis.kernel + abs(axis.before) + axis.stride)
+    for kernel in range(axis.kernel, min(most, axis.kernel + MOST_ZEROS) + 1):
         if padding == "SAME":
             outputs, start = (
                 -(-axis.size // axis.stride),
