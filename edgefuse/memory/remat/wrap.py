@@ -102,6 +102,8 @@ class Study:
         self.inputs = inputs if isinstance(inputs, tuple) else (inputs,)
         self.loss = loss or mean_square
         _on_cpu(module, self.inputs)
+        # Of its own: a step may write over them, and leaves gradients.
+        self.inputs = tuple(x.detach().clone().requires_grad_(x.requires_grad) for x in self.inputs)
         for path, each in module.named_modules():
             if "forward" in vars(each):
                 raise UsageError(
@@ -146,11 +148,12 @@ class Study:
         from edgefuse.memory.remat.meter import peak_bytes
 
         with undisturbed(self.module):
+            self._clear()
             return peak_bytes(self.step)
 
     def _clear(self) -> None:
-        for parameter in self.module.parameters():
-            parameter.grad = None
+        for value in (*self.module.parameters(), *self.inputs):
+            value.grad = None
 
     def bytes_of(self, budget: int | float) -> int:
         """A budget in bytes: a float is a share of the eager peak.

@@ -191,13 +191,13 @@ def test_segments_run_again_to_the_bit(made: str) -> None:
     net = nn.Sequential(*row)
     plain, forward = copy.deepcopy(net), runner(row, ONE_SEGMENT)
     for each, run in ((plain, plain), (net, forward)):
-        total = run(x).square().sum()  # type: ignore[operator]
+        total = run(x).square().sum()
         if made == "eval meanwhile":
             each.eval()
         for _ in range(2 if made == "twice" else 1):
             total.backward(retain_graph=True)
     grads = [[p.grad for p in each.parameters()] for each in (plain, net)]
-    assert same(*grads) and same(list(plain.buffers()), list(net.buffers()))  # type: ignore[arg-type]
+    assert same(*grads) and same(list(plain.buffers()), list(net.buffers()))
 
 
 def test_autocast_runs_again_to_the_bit() -> None:
@@ -214,7 +214,7 @@ def test_a_checkpoint_around_a_plan() -> None:
     rematerialise(net, X, budget=0.5)
     for each in (plain, net):
         checkpoint(each, X, use_reentrant=False).square().sum().backward()
-    assert same([p.grad for p in plain.parameters()], [p.grad for p in net.parameters()])  # type: ignore[arg-type]
+    assert same([p.grad for p in plain.parameters()], [p.grad for p in net.parameters()])
 
 
 def test_one_value_a_channel_is_refused_as_torch_does() -> None:
@@ -337,3 +337,13 @@ def test_what_cannot_be_planned_is_said_in_one_sentence(
     with pytest.raises(UsageError, match=message):
         rematerialise(net, X, budget=budget)
     assert not any("forward" in vars(module) for module in net.modules())
+
+
+def test_the_example_stays_as_it_is() -> None:
+    net = nn.Sequential(nn.SiLU(inplace=True), *chain())
+    x = X.clone()
+    rematerialise(net, x, budget=0.9).remove()
+    assert torch.equal(x, X)
+    leaf = X.clone().requires_grad_(True)
+    rematerialise(chain(), leaf, budget=0.9)
+    assert leaf.grad is None
