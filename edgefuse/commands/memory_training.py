@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -81,7 +81,7 @@ def training_memory(
     try:
         with Store(default_root()).work_folder() as work, logged(work / LOG, f"memory {source}"):
             console.stage_started("training", 1, 1, None)
-            rows = _rows(recipe, _Lent(job.base), wanted, batch)
+            rows = _rows(recipe, _Lent(job.base), wanted, batch, console.progress)
             console.stage_ended("training", "ran", time.monotonic() - begun, f"{len(rows)} ways")
     finally:
         console.close()
@@ -105,7 +105,11 @@ def training_memory(
 
 
 def _rows(
-    recipe: Recipe, lent: _Lent, budgets: Sequence[int | float], batch: int
+    recipe: Recipe,
+    lent: _Lent,
+    budgets: Sequence[int | float],
+    batch: int,
+    progress: Callable[[int, int, str], None],
 ) -> list[dict[str, Any]]:
     from edgefuse.memory.remat import compare_step
     from edgefuse.sources import torch_callable
@@ -121,7 +125,7 @@ def _rows(
         torch.randn(batch, *given.shape[1:], generator=draw) for given in recipe.model.inputs
     )
     _try(module, inputs, model.callable)
-    found = compare_step(module, inputs, budgets=budgets, rounds=_ROUNDS)
+    found = compare_step(module, inputs, budgets=budgets, rounds=_ROUNDS, progress=progress)
     return [row.to_json() for row in found]
 
 

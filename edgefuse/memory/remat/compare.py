@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from edgefuse.errors import GateFailed
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from edgefuse.memory.remat.wrap import Study
+
+    Progress = Callable[[int, int, str], None]
 
 COMPILE_BUDGETS = (1.0, 0.5, 0.1, 0.0)
 
@@ -88,6 +91,7 @@ def compare_step(
     loss: Callable[[Any], Tensor] | None = None,
     rounds: int = 5,
     compiled: bool = True,
+    progress: Progress = lambda done, total, what: None,
 ) -> tuple[Row, ...]:
     """Measure one training step of a module in several ways.
 
@@ -97,6 +101,7 @@ def compare_step(
         loss: of the module's output; without it the mean square.
         rounds: of timing; 0: no times.
         compiled: whether torch.compile has rows; compiling takes seconds each.
+        progress: told how many ways are ready, then how many steps are timed, of how many.
 
     Raises:
         UsageError: the module holds no chain of blocks, a budget is no budget, or module or
@@ -105,16 +110,24 @@ def compare_step(
     from edgefuse.memory.remat.frozen import undisturbed
     from edgefuse.memory.remat.wrap import Study
 
+    makers: list[Callable[[Study], _Way]] = [_eager, _checkpointed]
+    if compiled:
+        makers += [partial(_compiled, share=share) for share in COMPILE_BUDGETS]
+    makers += [partial(_planned, budget=budget) for budget in budgets]
+    progress(0, len(makers), "measuring the blocks, ways")
     study = Study(module, inputs, loss)
-    ways = [_eager(study), _checkpointed(study)]
-    ways += [_compiled(study, share) for share in COMPILE_BUDGETS] if compiled else []
-    ways += [_planned(study, budget) for budget in budgets]
+    ways: list[_Way] = []
+    for make in makers:
+        ways.append(make(study))
+        progress(len(ways), len(makers), "ways")
     running = [way for way in ways if not way.row.refused]
     times: dict[str, list[tuple[float, float]]] = {way.row.name: [] for way in running}
     with undisturbed(module):
         for turn in range(rounds):
             first = turn % len(running)
-            for way in (*running[first:], *running[:first]):
+            for place, way in enumerate((*running[first:], *running[:first])):
+                done = turn * len(running) + place
+                progress(done, rounds * len(running), "timed steps")
                 with way.enter():
                     begin, used = time.perf_counter(), time.process_time()
                     way.step()

@@ -280,7 +280,13 @@ def test_the_plan_holds_for_its_shapes_only() -> None:
 def test_a_step_beside_others() -> None:
     net = Net()
     before = copy.deepcopy(net.state_dict())
-    rows = compare_step(net, X, budgets=(0.5, 0.01), loss=loss, rounds=2, compiled=False)
+    told: list[tuple[int, int, str]] = []
+    rows = compare_step(
+        *(net, X), budgets=(0.5, 0.01), loss=loss, rounds=2, compiled=False,
+        progress=lambda *said: told.append(said),
+    )  # fmt: skip
+    assert [said[:2] for said in told if said[2] == "ways"] == [(k, 4) for k in (1, 2, 3, 4)]
+    assert [said[:2] for said in told if said[2] == "timed steps"] == [(k, 6) for k in range(6)]
     assert [row.name for row in rows] == [
         "eager", "checkpoint each block", "edgefuse 50%", "edgefuse 1%",
     ]  # fmt: skip
