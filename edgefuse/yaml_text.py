@@ -52,16 +52,17 @@ class TextReader:
         except (yaml.YAMLError, ValueError) as error:
             mark = getattr(error, "problem_mark", None)
             problem = getattr(error, "problem", None) or " ".join(str(error).split())
-            raise self._refused(f"not valid YAML: {problem}", mark) from None
+            hint = "indent with spaces: YAML takes no tabs there" if _at_tab(text, mark) else ""
+            raise self._refused(f"not valid YAML: {problem}", mark, hint) from None
         except RecursionError:
             raise self._refused("YAML nested too deeply, or an alias of itself") from None
         finally:
             if self.loader is not None:
                 self.loader.dispose()
 
-    def _refused(self, message: str, mark: yaml.Mark | None = None) -> RecipeError:
+    def _refused(self, message: str, mark: yaml.Mark | None = None, hint: str = "") -> RecipeError:
         line = f":{mark.line + 1}" if mark and self.places else ""
-        return RecipeError(message, where=f"{self.place}{line}")
+        return RecipeError(message, where=f"{self.place}{line}", hint=hint)
 
     def _build(self, node: yaml.Node, path: KeyPath) -> Any:
         mark = node.start_mark
@@ -104,6 +105,15 @@ class TextReader:
         if isinstance(value, int) and not -(2**63) <= value < 2**63:
             raise self._refused("an integer that does not fit 64 bits", node.start_mark)
         return value
+
+
+def _at_tab(text: str, mark: yaml.Mark | None) -> bool:
+    """Whether the line that YAML stumbles over is indented with a tab."""
+    lines = text.splitlines()
+    if mark is None or mark.line >= len(lines):
+        return False
+    line = lines[mark.line]
+    return "\t" in line[: len(line) - len(line.lstrip())]
 
 
 def written(data: Mapping[str, Any]) -> str:

@@ -88,6 +88,17 @@ def test_what_is_no_plain_mapping(file: Path, text: str, where: str, message: st
     assert caught.value.where == f"{file}{where}" and caught.value.exit_code == 2
 
 
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [("a:\n\tb: 2\n", True), ("a: 1\n\tb: 2\n", True), ("a: [1\nb: \t2\n", False)],
+)
+def test_a_tab_as_indentation_is_named(file: Path, text: str, named: bool) -> None:
+    file.write_text(text)
+    with pytest.raises(RecipeError) as caught:
+        read_yaml(file)
+    assert ("no tabs" in caught.value.hint) is named
+
+
 def test_merged_keys_may_be_overridden_and_written_ones_not(file: Path) -> None:
     file.write_text("base: &b {x: 1, y: 2}\none:\n  <<: *b\n  y: 3\n")
     assert read_yaml(file).data["one"] == {"x": 1, "y": 3}
