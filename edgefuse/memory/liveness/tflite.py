@@ -7,8 +7,11 @@ alive, and what may share its place with what, differs between runtimes:
 Time is the place of an operator in the file; a buffer lives from ``first`` to ``last``, both
 included. Model inputs are there at 0, model outputs to the last operator.
 
-Sharing: RESHAPE and its kin give the same bytes another shape, so that input and output are one
-buffer; an element-wise operator may write over an input of its own size that nobody reads later.
+Sharing, as LiteRT does it: RESHAPE and its kin give the same bytes another shape, so that input and
+output are one buffer; an element-wise operator, SOFTMAX or DYNAMIC_UPDATE_SLICE writes over an
+input of its own size, above 4 bytes, that is read once in the whole file. An input that is read
+twice is never written over, though it may die there. Model inputs are never shared, nor is
+anything written into a model output that way.
 
 Scope: one subgraph, constant shapes. Not in it: weights, variables, scratch (which depends on the
 kernels), the interpreter's own structures.
@@ -16,6 +19,7 @@ kernels), the interpreter's own structures.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from edgefuse.errors import StageError
@@ -27,12 +31,19 @@ if TYPE_CHECKING:
     from edgefuse.tflite.read import Tensor, TfliteModel
 
 RESHAPES = frozenset({"RESHAPE", "SQUEEZE", "EXPAND_DIMS", "BITCAST"})
-_ELEMENTWISE = frozenset({"ADD", "SUB", "MUL", "DIV"})
+# How many of its inputs an operator may write over.
+_WRITES_OVER = {
+    **dict.fromkeys(("ADD", "SUB", "MUL", "DIV"), 2),
+    **dict.fromkeys(("SOFTMAX", "DYNAMIC_UPDATE_SLICE"), 1),
+}
+_SCALAR_BYTES = 4  # What is no larger is not written over.
 _MOST_BYTES = 2**63 - 1
 
 
 TFLITE_MICRO = Sharing(alignment=16, keeps_inputs=False, reshapes=False, elementwise=False)
-LITERT = Sharing(alignment=64, keeps_inputs=True, reshapes=True, elementwise=True)
+LITERT = Sharing(
+    alignment=64, keeps_inputs=True, reshapes=True, elementwise=True, keeps_unread=True
+)
 
 
 def live_buffers(model: TfliteModel, sharing: Sharing) -> tuple[Live, ...]:
@@ -48,9 +59,9 @@ def live_buffers(model: TfliteModel, sharing: Sharing) -> tuple[Live, ...]:
     held = {tensor.index: tensor for tensor in _activations(model)}
     for tensor in held.values():
         _check(tensor, model.where)
-    spans = _spans(model, held, sharing)
-    owner = _owners(model, held, spans, sharing)
-    names = dict(zip(held, unique_names(tensor.name for tensor in held.values()), strict=True))
+    owner = _owners(model, held, sharing)
+    spans = _spans(model, owner, sharing)
+    names = {tensor.index: name for name, tensor in named_tensors(model).items()}
     groups: dict[int, list[int]] = {}
     for index in held:
         groups.setdefault(owner[index], []).append(index)
@@ -64,6 +75,23 @@ def live_buffers(model: TfliteModel, sharing: Sharing) -> tuple[Live, ...]:
         )
         for root, group in sorted(groups.items())
     )
+
+
+def named_tensors(model: TfliteModel) -> dict[str, Tensor]:
+    """What is planned, by the names that buffers give it."""
+    held = _activations(model)
+    return dict(zip(unique_names(tensor.name for tensor in held), held, strict=True))
+
+
+def kept_tensors(model: TfliteModel, sharing: Sharing) -> frozenset[int]:
+    """What keeps its place to the end of the run, whoever reads it last."""
+    kept = {*model.outputs}
+    if sharing.keeps_inputs:
+        kept |= {*model.inputs}
+    if sharing.keeps_unread:
+        read = {index for operator in model.operators for index in operator.inputs}
+        kept |= {i for operator in model.operators for i in operator.outputs} - read
+    return frozenset(kept)
 
 
 def _activations(model: TfliteModel) -> tuple[Tensor, ...]:
@@ -94,7 +122,7 @@ def _check(tensor: Tensor, where: str) -> None:
 
 
 def _spans(
-    model: TfliteModel, held: dict[int, Tensor], sharing: Sharing
+    model: TfliteModel, owner: dict[int, int], sharing: Sharing
 ) -> dict[int, tuple[int, int]]:
     """First and last operator of each tensor."""
     end = max(len(model.operators) - 1, 0)
@@ -104,38 +132,37 @@ def _spans(
         for index in (*operator.inputs, *operator.outputs):
             first.setdefault(index, step)
             last[index] = step
-    last |= dict.fromkeys(model.outputs, end)
-    if sharing.keeps_inputs:
-        last |= dict.fromkeys(model.inputs, end)
-    return {index: (first.get(index, 0), last.get(index, first.get(index, 0))) for index in held}
+    # What is unread in a buffer of others goes with them: the runtime counts their readers.
+    kept = {i for i in kept_tensors(model, sharing) if owner.get(i, i) == i}
+    last |= dict.fromkeys(kept, end)
+    return {index: (first.get(index, 0), last.get(index, first.get(index, 0))) for index in owner}
 
 
-def _owners(
-    model: TfliteModel,
-    held: dict[int, Tensor],
-    spans: dict[int, tuple[int, int]],
-    sharing: Sharing,
-) -> dict[int, int]:
+def _owners(model: TfliteModel, held: dict[int, Tensor], sharing: Sharing) -> dict[int, int]:
     """For each tensor the first tensor of its buffer."""
     owner = {index: index for index in held}
-    until = {index: last for index, (_, last) in spans.items()}
-    fixed = {*model.inputs, *model.outputs}
-    for step, operator in enumerate(model.operators):
+    references = Counter(i for operator in model.operators for i in operator.inputs)
+    references.update((*model.inputs, *model.outputs))
+    for operator in model.operators:
         result = operator.outputs[0] if len(operator.outputs) == 1 else -1
-        if result not in held or owner[result] != result:
+        if result not in held or owner[result] != result or result in model.outputs:
             continue
         if operator.code in RESHAPES and sharing.reshapes:
-            givers, early = list(operator.inputs[:1]), True
-        elif operator.code in _ELEMENTWISE and sharing.elementwise:
-            givers, early = list(operator.inputs), False
+            places, writes = 1, False
+        elif operator.code in _WRITES_OVER and sharing.elementwise:
+            places, writes = _WRITES_OVER[operator.code], True
         else:
             continue
-        for giver in givers:
-            if giver not in held or giver in fixed or result in fixed:
+        for giver in operator.inputs[:places]:
+            if giver not in held or giver in model.inputs:
                 continue
-            root = owner[giver]
-            if held[giver].nbytes == held[result].nbytes and (early or until[root] == step):
+            size, root = held[giver].nbytes, owner[giver]
+            if size != held[result].nbytes:
+                continue
+            if writes and (references[giver] > 1 or size <= _SCALAR_BYTES):
+                continue
+            # The first input that may be written over is tried alone, as LiteRT does.
+            if not writes or references[root] <= 1:
                 owner[result] = root
-                until[root] = max(until[root], spans[result][1])
-                break
+            break
     return owner
