@@ -12,8 +12,9 @@ what they were. Parameter names stay: only ``forward`` of the chain and of block
 is replaced.
 
 The promise is for the example's shapes: a larger input, or training where the example was not,
-raises an error. Forwards without gradients run as always. And it is for the CPU, where the
-meter's events are: a module or an input on another device is refused.
+raises an error; a smaller one runs, and is not measured: torch chooses kernels by shapes.
+Forwards without gradients run as always. And it is for the CPU, where the meter's events are: a
+module or an input on another device is refused.
 """
 
 from __future__ import annotations
