@@ -27,7 +27,7 @@ from edgefuse.plan import Job, Selection, Step, make_plan, needed_blobs, parts_o
 from edgefuse.recipe import SAMPLE_ROLES, Blob, LocalFile
 from edgefuse.stage import STAGES, Context, Stage, restricted
 from edgefuse.store import Damaged, disk_error, is_disk_error
-from edgefuse.verdict import settled_by
+from edgefuse.verdict import stated
 
 log = logging.getLogger("edgefuse")
 
@@ -288,13 +288,7 @@ def _verdict_error(failed: list[Outcome]) -> EdgefuseError:
     texts = []
     for outcome in failed:
         checks = [c for c in outcome.evidence.get("checks", ()) if c.get("verdict") != "pass"]
-        for c in checks:
-            texts.append(
-                f"{outcome.stage.name}: {c['name']} {c['value']:.4g} (bound {c['bound']:.4g}) "
-                f"must be {c['comparison']} {c['threshold']:g} {c.get('unit', '')}".rstrip()
-                + f": {c['verdict']}"
-                + (f", {more}" if (more := settled_by(c)) else "")
-            )
+        texts += [f"{outcome.stage.name}: {stated(check)}" for check in checks]
     verdicts = {o.evidence.get("verdict") for o in failed}
     hint = next((h for o in failed if (h := o.evidence.get("hint"))), "")
     kind = GateFailed if verdicts - {"inconclusive"} else Inconclusive

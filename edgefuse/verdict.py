@@ -7,6 +7,7 @@ too noisy to tell: inconclusive, which does not ship either. How many samples wo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -46,6 +47,50 @@ class Check:
         return figure >= self.threshold if self.comparison == ">=" else figure <= self.threshold
 
 
+_DIGITS = 4
+_MOST_DIGITS = 12
+
+
+def figure_text(value: float, digits: int = _DIGITS) -> str:
+    """A figure in words: whole numbers in full, thousands grouped; of others ``digits`` digits.
+
+    Never in powers of ten but below 0.0001: 100,016 and 12,346 and 0.4213.
+    """
+    if not math.isfinite(value):
+        return str(value)
+    if value == int(value):
+        return f"{int(value):,}"
+    if abs(value) < 1:
+        return f"{value:.{digits}g}"
+    text = f"{value:,.{max(digits - len(str(int(abs(value)))), 0)}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def stated(check: Mapping[str, Any]) -> str:
+    """A check as one sentence: ``arena 100,016 must be <= 100,000 bytes: fail``.
+
+    The bound is told where it is not the value itself. Digits are added until value and bound read
+    otherwise than the threshold.
+    """
+    value, bound, threshold = (float(check[key]) for key in ("value", "bound", "threshold"))
+    digits = _DIGITS
+    while digits < _MOST_DIGITS and any(
+        figure != threshold and figure_text(figure, digits) == figure_text(threshold, digits)
+        for figure in (value, bound)
+    ):
+        digits += 1
+    told = f"{check['name']} {figure_text(value, digits)}"
+    if bound != value and not (math.isnan(bound) and math.isnan(value)):
+        told += f" (bound {figure_text(bound, digits)})"
+    told += f" must be {check['comparison']} {figure_text(threshold, digits)}"
+    more = settled_by(check)
+    return (
+        f"{told} {check.get('unit', '')}".rstrip()
+        + f": {check['verdict']}"
+        + (f", {more}" if more else "")
+    )
+
+
 def settled_by(check: Mapping[str, Any]) -> str:
     """What would decide an inconclusive check, in a few words; empty when that is not known."""
     needed = check.get("needed_samples")
@@ -77,7 +122,7 @@ def evidence(
         "fail" if "fail" in answers else "inconclusive" if "inconclusive" in answers else "pass"
     )
     listed = [{**asdict(check), "verdict": check.answer} for check in checks]
-    texts = [f"{c.name} {c.value:.4g} {c.unit}".strip() for c in checks]
+    texts = [f"{c.name} {figure_text(c.value)} {c.unit}".strip() for c in checks]
     told = [
         f"{text} ({more})" if (more := settled_by(row)) else text
         for text, row in zip(texts, listed)

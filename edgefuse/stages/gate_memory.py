@@ -6,14 +6,17 @@ Judged by the recipe's limits and by those of the target's own file.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edgefuse.artifact import Artifact, Product
 from edgefuse.recipe import Recipe
 from edgefuse.stage import Context, judged, stage
 from edgefuse.verdict import Check, evidence
+
+if TYPE_CHECKING:
+    from edgefuse.devices.measure.arena import Arena
 
 
 @stage(
@@ -43,9 +46,9 @@ def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Pro
     context.progress(0, 2, "int8 arena")
     int8, provenance = device.arena(judged(inputs).path)
     context.progress(1, 2, "float arena")
-    figures: dict[str, Any] = {"int8": asdict(int8)}
+    figures: dict[str, Any] = {"int8": _figures(int8)}
     if target.support.float_operators and "lower" not in inputs:
-        figures["float"] = asdict(device.arena(inputs["convert"].path)[0])
+        figures["float"] = _figures(device.arena(inputs["convert"].path)[0])
     size = judged(inputs).path.stat().st_size
     arena = float(int8.measured_bytes)
     checks = [Check("arena", arena, arena, "<=", gate.max_arena_bytes, "bytes", 1)]
@@ -66,8 +69,62 @@ def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Pro
             "float_model_bytes": inputs["convert"].path.stat().st_size,
             **figures,
         },
-        hint="a smaller input or narrower layers; the largest activation decides the arena",
+        hint=hint(checks, int8, recipe, lowered="lower" in inputs),
     )
     path = context.work / context.file_name
     path.write_text(json.dumps(document, sort_keys=True))
     return Product("verdict", path, evidence=document)
+
+
+def _figures(arena: Arena) -> dict[str, Any]:
+    return {key: value for key, value in asdict(arena).items() if value is not None}
+
+
+def hint(checks: Sequence[Check], arena: Arena, recipe: Recipe, *, lowered: bool) -> str:
+    """What could be done about the checks that do not hold.
+
+    Args:
+        arena: the int8 model's.
+        lowered: whether what runs was made from the int8 file: the goal of the section `memory` is
+            not about its arena.
+    """
+    failed = [check for check in checks if check.answer != "pass"]
+    limits = [int(check.threshold) for check in failed if check.name.startswith("arena")]
+    parts: list[str] = []
+    if limits:
+        parts += _about_arena(min(limits), arena, recipe, lowered)
+    if len(limits) < len(failed):
+        parts.append("the file is mostly weights: fewer or narrower layers make it smaller")
+    return "; ".join(parts)
+
+
+def _about_arena(limit: int, arena: Arena, recipe: Recipe, lowered: bool) -> Iterator[str]:
+    structures = 0
+    if arena.head_bytes is not None:
+        structures = arena.measured_bytes - arena.head_bytes
+        yield (
+            f"{arena.head_bytes:,} bytes of the arena are its head (activations and scratch), "
+            f"{structures:,} the interpreter's structures, which grow with operators and tensors"
+        )
+    goal = limit - structures
+    if goal <= 0:
+        yield "only fewer operators make room for the structures"
+    elif not lowered:
+        yield _about_goal(goal, arena, recipe)
+        yield f"`edgefuse memory RECIPE --memory {goal}` tells what each technique would save"
+    yield "a smaller input or narrower layers need less"
+
+
+def _about_goal(goal: int, arena: Arena, recipe: Recipe) -> str:
+    if recipe.memory is None:
+        return (
+            f"the recipe's section `memory: {{arena_bytes: {goal}}}` rewrites the file to that "
+            "goal, where it can be reached"
+        )
+    held = recipe.memory.arena_bytes
+    said = f"memory.arena_bytes is {'not given' if held is None else held}"
+    if held is None or held > goal:
+        said += f": {goal} would do, if nothing else grew"
+    if arena.head_bytes is not None:
+        said += "; tiles add structures, so that a higher goal may need less in all"
+    return said

@@ -44,6 +44,7 @@ _SPARE_BYTES = 16 << 20
 _TOO_SMALL = ("Failed to allocate", "Failed to resize buffer", "is too small", "Arena size")
 _UNKNOWN = re.compile(r"Failed to get registration from op code (\w+)")
 _TOTAL = re.compile(r"Arena allocation total (\d+) bytes")
+_HEAD = re.compile(r"Arena allocation head (\d+) bytes")
 
 
 def prepare(target: Target, folder: Path) -> Iterator[str]:
@@ -111,12 +112,14 @@ class TfliteMicro:
         if found is None:
             raise ToolError("tflite-micro did not report its arena", where=str(self._place.log))
         total = self._least(model, source, feed, int(found[1]))
+        head = _HEAD.search(finished.words)
         return (
             Arena(
                 measured_bytes=total,
                 lower_bound_bytes=least_bytes(source),
                 peak_rss_growth_bytes=answer["peak_rss_growth_bytes"],
                 runtime=f"{self.describe()}, 64-bit pointers",
+                head_bytes=None if head is None else int(head[1]),
             ),
             "measured",
         )

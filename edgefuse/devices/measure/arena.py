@@ -41,12 +41,18 @@ _IN_PLACE = frozenset(
 
 @dataclass(frozen=True)
 class Arena:
-    """Bytes; see the module's docstring for what each holds."""
+    """Bytes; see the module's docstring for what each holds.
+
+    Attributes:
+        head_bytes: of ``measured_bytes`` the activations and scratch, where the arena also holds
+            the interpreter's structures and the runtime tells; else None.
+    """
 
     measured_bytes: int
     lower_bound_bytes: int
     peak_rss_growth_bytes: int
     runtime: str
+    head_bytes: int | None = None
 
 
 def align(size: int) -> int:

@@ -12,6 +12,7 @@ from edgefuse.devices.kinds.tflite_micro import TfliteMicro, least_bytes
 from edgefuse.devices.measure.bench_worker import random_feeds
 from edgefuse.devices.setup.pins import TFLITE_MICRO
 from edgefuse.errors import DeviceUnavailable, Inconclusive, StageError
+from edgefuse.memory.arenas.tflite_micro import predicted_head
 from edgefuse.target import Target
 from edgefuse.tflite.read import read_model, signature_of
 from edgefuse.tflite.runtime import open_model
@@ -49,6 +50,7 @@ def test_arena_is_tried(board: TfliteMicro, files: tuple[Path, Path]) -> None:
     assert provenance == "measured"
     assert arena.lower_bound_bytes == least_bytes(read_model(files[1]))
     assert arena.lower_bound_bytes < arena.measured_bytes < 8 * arena.lower_bound_bytes
+    assert arena.head_bytes == predicted_head(read_model(files[1])).arena_bytes
     assert board.runs_in(files[1], arena.measured_bytes)
     assert not board.runs_in(files[1], arena.measured_bytes * 99 // 100)
     assert board.arena(files[1])[0].measured_bytes == arena.measured_bytes
