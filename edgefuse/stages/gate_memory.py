@@ -6,7 +6,7 @@ Judged by the recipe's limits and by those of the target's own file.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -69,7 +69,7 @@ def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Pro
             "float_model_bytes": inputs["convert"].path.stat().st_size,
             **figures,
         },
-        hint=hint(checks, int8, recipe, lowered="lower" in inputs),
+        hint=hint(checks, int8, made_by=inputs),
     )
     path = context.work / context.file_name
     path.write_text(json.dumps(document, sort_keys=True))
@@ -80,25 +80,25 @@ def _figures(arena: Arena) -> dict[str, Any]:
     return {key: value for key, value in asdict(arena).items() if value is not None}
 
 
-def hint(checks: Sequence[Check], arena: Arena, recipe: Recipe, *, lowered: bool) -> str:
+def hint(checks: Sequence[Check], arena: Arena, made_by: Collection[str]) -> str:
     """What could be done about the checks that do not hold.
 
     Args:
         arena: the int8 model's.
-        lowered: whether what runs was made from the int8 file: the goal of the section `memory` is
-            not about its arena.
+        made_by: the stages that made what runs. Behind `lower` the goal of the recipe's section
+            `memory` is not about its arena; without `shrink` the recipe has no such section.
     """
     failed = [check for check in checks if check.answer != "pass"]
     limits = [int(check.threshold) for check in failed if check.name.startswith("arena")]
     parts: list[str] = []
     if limits:
-        parts += _about_arena(min(limits), arena, recipe, lowered)
+        parts += _about_arena(min(limits), arena, made_by)
     if len(limits) < len(failed):
         parts.append("the file is mostly weights: fewer or narrower layers make it smaller")
     return "; ".join(parts)
 
 
-def _about_arena(limit: int, arena: Arena, recipe: Recipe, lowered: bool) -> Iterator[str]:
+def _about_arena(limit: int, arena: Arena, made_by: Collection[str]) -> Iterator[str]:
     structures = 0
     if arena.head_bytes is not None:
         structures = arena.measured_bytes - arena.head_bytes
@@ -109,22 +109,14 @@ def _about_arena(limit: int, arena: Arena, recipe: Recipe, lowered: bool) -> Ite
     goal = limit - structures
     if goal <= 0:
         yield "only fewer operators make room for the structures"
-    elif not lowered:
-        yield _about_goal(goal, arena, recipe)
+    elif "lower" not in made_by:
+        yield (
+            f"the goal memory.arena_bytes: {goal} in the recipe would do, where it can be reached"
+            if "shrink" in made_by
+            else f"the recipe's section `memory: {{arena_bytes: {goal}}}` rewrites the file to "
+            "that goal, where it can be reached"
+        )
+        if structures:
+            yield "tiles add structures, so that a higher goal may need less in all"
         yield f"`edgefuse memory RECIPE --memory {goal}` tells what each technique would save"
     yield "a smaller input or narrower layers need less"
-
-
-def _about_goal(goal: int, arena: Arena, recipe: Recipe) -> str:
-    if recipe.memory is None:
-        return (
-            f"the recipe's section `memory: {{arena_bytes: {goal}}}` rewrites the file to that "
-            "goal, where it can be reached"
-        )
-    held = recipe.memory.arena_bytes
-    said = f"memory.arena_bytes is {'not given' if held is None else held}"
-    if held is None or held > goal:
-        said += f": {goal} would do, if nothing else grew"
-    if arena.head_bytes is not None:
-        said += "; tiles add structures, so that a higher goal may need less in all"
-    return said
