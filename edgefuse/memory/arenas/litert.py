@@ -22,8 +22,10 @@ LiteRT sorts by an unstable sort (1 of 100 random nets with SPLIT differs); a 1x
 stride over a single pixel, whose windows are left out; scratch of other operators, as of those with
 float activations and int8 weights, which quantise their input as they run.
 
-Left alone: weights, also those that DEQUANTIZE unpacks, which lie in an arena of their own; with
-XNNPACK its workspace replaces the arena.
+Nor of float16 files: weights that DEQUANTIZE unpacks lie in an arena of their own for good, are
+counted here as results of one operator, and may be in what is measured.
+
+Left alone: weights; with XNNPACK its workspace replaces the arena.
 """
 
 from __future__ import annotations
