@@ -22,7 +22,12 @@ from edgefuse.errors import UsageError
 
 @app.command()
 def memory(
-    source: Annotated[Path, typer.Argument(help="A recipe, or an .onnx or .tflite file.")],
+    source: Annotated[
+        Path,
+        typer.Argument(
+            help="A recipe, or an .onnx or .tflite file (judged by tflite-micro without --target)."
+        ),
+    ],
     there: Annotated[
         str | None,
         typer.Option("--memory", help="What there is, as 512KiB: the largest batch, and tiles."),

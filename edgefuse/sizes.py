@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 from edgefuse.errors import UsageError
 
@@ -27,6 +28,22 @@ def bytes_of(text: str, option: str) -> int:
     if not 0 < value <= _MOST_BYTES:
         raise UsageError(f"{option} {text!r} is not between 1 byte and 2^63 - 1", hint=hint)
     return value
+
+
+def size_or_as_given(value: Any) -> Any:
+    """A size in words as bytes, for a field of a file that holds bytes; all else as it is.
+
+    Raises:
+        ValueError: words that are no size, or true and false.
+    """
+    if isinstance(value, bool):
+        raise ValueError("give bytes, or a size as 512KiB, 2MiB, 4MB")
+    if not isinstance(value, str):
+        return value
+    try:
+        return bytes_of(value, "the value")
+    except UsageError as error:
+        raise ValueError(f"{error.message}; {error.hint}") from None
 
 
 def budget_of(text: str, option: str) -> int | float:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 LOG = "memory.log"
 PICTURE = "memory.svg"
+TOGETHER = "as the recipe would"
 
 
 @dataclass
@@ -37,6 +38,7 @@ class Found:
         batch: samples of one invoke.
         now: the place, among ``arenas``, of what would ship.
         drawn: arenas of techniques that helped, drawn below the others.
+        reachable: the least that a technique reaches whose goal is out of reach, and its name.
         error: what kept the recipe from being followed to its end.
     """
 
@@ -46,6 +48,7 @@ class Found:
     arenas: list[tuple[str, FileArena]] = field(default_factory=list)
     techniques: list[dict[str, Any]] = field(default_factory=list)
     drawn: list[tuple[str, FileArena]] = field(default_factory=list)
+    reachable: list[tuple[int, str]] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     error: EdgefuseError | None = None
 
@@ -73,7 +76,9 @@ def memory(
         would ship), ``arenas`` (``what``, and the keys of
         :func:`edgefuse.memory.files.from_json`), ``techniques`` (``name``, ``did``,
         ``applies``, ``why_not``, ``arena_bytes``, ``saved_bytes``,
-        ``multiply_adds``, ``extra_multiply_adds``, ``extra_share``), ``largest_batch`` (null
+        ``multiply_adds``, ``extra_multiply_adds``, ``extra_share``, ``file_bytes``,
+        ``extra_file_bytes``; the last, with ``--memory``, is ``as the recipe would``: the search
+        that the stage shrink makes for that goal), ``largest_batch`` (null
         without ``--memory``; ``memory_bytes``, ``batch``, ``arena_bytes``, ``least_bytes``,
         ``least_by``), ``warnings``, ``error``.
 
@@ -244,7 +249,8 @@ def _try_each(
 ) -> None:
     """Each technique by itself on the file: what it saves and costs, or why it does not apply.
 
-    Tiles are for the memory given, else for half of today's arena or three quarters of it.
+    Tiles are for the memory given, else for half of today's arena or three quarters of it. For the
+    memory given also all of them by the search that a recipe's goal makes.
     """
     from edgefuse.memory.files import tflite_arena
     from edgefuse.tflite.read import parse_model
@@ -261,12 +267,16 @@ def _try_each(
         "order": [replace(alone, order=True)],
         "tiles": [replace(alone, arena_bytes=max(goal, 1)) for goal in goals],
     }
+    if memory_bytes is not None and memory_bytes < now:
+        ways[TOGETHER] = [replace(wish, arena_bytes=memory_bytes)]
     drawn: dict[str, tuple[int, FileArena]] = {}
     for place, (name, wishes) in enumerate(ways.items(), 1):
         console.stage_started(name, place, len(ways), None)
         begun = time.monotonic()
         for way in wishes:
-            made, row = _tried(name, data, way, now)
+            made, row, least = _tried(name, data, way, now)
+            if least is not None:
+                found.reachable.append((least, name))
             if row["applies"]:
                 break
         console.stage_ended(name, "ran", time.monotonic() - begun, row["did"] or row["why_not"])
@@ -279,21 +289,27 @@ def _try_each(
     found.drawn = [(f"with {kind}", held) for kind, (_, held) in drawn.items()]
 
 
-def _tried(name: str, data: bytes, way: Wish, now: int) -> tuple[bytes, dict[str, Any]]:
+def _tried(name: str, data: bytes, way: Wish, now: int) -> tuple[bytes, dict[str, Any], int | None]:
+    """The file made, what is told of it, and, of a goal out of reach, the least within reach."""
+    from edgefuse.memory.shrink.out_of_reach import OutOfReach
     from edgefuse.memory.shrink.shrink import shrink
 
     row = {"name": name, "did": "", "applies": False, "why_not": "", "arena_bytes": now}
     row |= {"saved_bytes": 0, "multiply_adds": None, "extra_multiply_adds": 0, "extra_share": 0.0}
+    row |= {"file_bytes": len(data), "extra_file_bytes": 0}
     try:
         made, done = shrink(data, way)
+    except OutOfReach as error:
+        return data, {**row, "why_not": error.message}, error.least_bytes
     except (GateFailed, StageError) as error:
-        return data, {**row, "why_not": error.message}
+        return data, {**row, "why_not": error.message}, None
     row["multiply_adds"] = done.multiply_adds_before
     steps = [step for step in done.steps if step.kept]
     if not steps:
         nothing = "no PAD stands before a convolution" if way.padding != "keep" else "nothing to do"
-        return data, {**row, "why_not": done.steps[0].why_not if done.steps else nothing}
-    return made, {
+        why_not = done.steps[0].why_not if done.steps else nothing
+        return data, {**row, "why_not": why_not}, None
+    told = {
         **row,
         "did": "; ".join(step.did for step in steps),
         "applies": True,
@@ -302,14 +318,18 @@ def _tried(name: str, data: bytes, way: Wish, now: int) -> tuple[bytes, dict[str
         "multiply_adds": done.multiply_adds,
         "extra_multiply_adds": done.multiply_adds - done.multiply_adds_before,
         "extra_share": done.extra_share,
+        "file_bytes": done.file_bytes,
+        "extra_file_bytes": done.file_bytes - done.file_bytes_before,
     }
+    return made, told, None
 
 
 def _largest_batch(found: Found, memory_bytes: int) -> dict[str, Any]:
     """The plan at batch B, with every size and address times b / B, is a plan at batch b."""
     now = found.arenas[found.now][1].arena
     reached = [(row["arena_bytes"], row["name"]) for row in found.techniques if row["applies"]]
-    least, by = min([(now.arena_bytes, ""), *reached], key=lambda pair: pair[0])
+    every = [(now.arena_bytes, ""), *reached, *found.reachable]
+    least, by = min(every, key=lambda pair: pair[0])
     return {
         "memory_bytes": memory_bytes,
         "batch": memory_bytes * found.batch // max(now.arena_bytes, 1),
@@ -333,7 +353,8 @@ def _too_little(found: Found, largest: Mapping[str, Any]) -> GateFailed | None:
         f"{largest['memory_bytes']:,} bytes of memory hold no batch: "
         f"{arena.bound_bytes:,} bytes are alive at once at {arena.steps[arena.peak_step]}, most of "
         f"them {alive}{by if largest['least_by'] else ''}",
-        hint=f"give at least {largest['least_bytes']:,} bytes, a smaller input, or a narrower net",
+        hint=f"give --memory of at least {largest['least_bytes']} bytes, a smaller input, or a "
+        "narrower net",
         where=found.source,
     )
 

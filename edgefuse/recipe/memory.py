@@ -1,10 +1,11 @@
 """What a recipe says about memory: how the int8 file is rewritten so that its arena shrinks."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from edgefuse.section import Section
+from edgefuse.sizes import size_or_as_given
 
 
 class Tiles(Section):
@@ -48,12 +49,14 @@ class Memory(Section):
         "stride 2 may be computed apart, where the rest then runs in a faster kernel (builtin and "
         "legacy) and the arena stays.",
     )
-    arena_bytes: int | None = Field(
+    arena_bytes: Annotated[int | None, BeforeValidator(size_or_as_given)] = Field(
         None,
         gt=0,
-        description="Goal for what activations need (tflite-micro: the arena's head). The cheapest "
-        "rewrites that reach it are made; when none does, exit code 1 names the bound and what "
-        "blocks it. null: the target's limits.arena_bytes, if it has one.",
+        description="Goal for what activations need, in bytes or as 512KiB (tflite-micro: the "
+        "arena's head; the memory gate measures the interpreter's structures too, which grow with "
+        "tiles, as the file does). The cheapest rewrites that reach it are made; when none does, "
+        "exit code 1 names the least and what blocks it. null: the target's limits.arena_bytes, "
+        "if it has one.",
     )
     judged_by: Literal["litert", "tflite_micro"] | None = Field(
         None, description="Whose arena decides what helps; null: that of the target's runtime."

@@ -64,13 +64,14 @@ def memory_table(
     if place < len(held):
         now = held[place]
         blocks.append([*told(_at_peak(now)), *laid_out(_peak_rows(now), (0,))])
-    table = [["technique", "arena", "saves", "multiply-adds", "what it does, or why not"]]
+    table = [["technique", "arena", "saves", "multiply-adds", "file", "what it does, or why not"]]
     table += [
         [
             printable(row.get("name")),
             _size(row.get("arena_bytes")) if row.get("applies") else DASH,
             _size(row.get("saved_bytes")) if row.get("applies") else DASH,
             _extra(row) if row.get("applies") else DASH,
+            _size(row.get("file_bytes")) if row.get("applies") else DASH,
             printable(row.get("did") or row.get("why_not")),
         ]
         for row in rows(document, "techniques")
@@ -85,7 +86,7 @@ def memory_table(
 def _techniques(table: list[list[str]], laid_out: Any, ellipsis: str) -> list[str]:
     """The last column is long: it takes as many lines as it needs."""
     lines: list[str] = []
-    heads = laid_out([row[:-1] for row in table], (1, 2, 3))
+    heads = laid_out([row[:-1] for row in table], (1, 2, 3, 4))
     indent = max(map(len, heads)) + 2
     for head, row in zip(heads, table, strict=True):
         words = wrapped(row[-1], MAX_WIDTH - indent, "", ellipsis)
@@ -180,6 +181,7 @@ def memory_section(document: Mapping[str, Any]) -> str:
         "arena before#": lambda s: bytes_cell(s.get("arena_bytes_before")),
         "arena after#": lambda s: bytes_cell(s.get("arena_bytes")),
         "multiply-adds#": lambda s: exact(s.get("multiply_adds"), _growth(s)),
+        "file after#": lambda s: bytes_cell(s.get("file_bytes")),
     }
     out += grid("Rewrites for memory", columns, rows(part(document, "memory"), "steps"))
     return out + _picture(held) + _left_out(arenas)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from edgefuse.artifact import Artifact, Product
-from edgefuse.errors import ParityError, RecipeError
+from edgefuse.errors import GateFailed, ParityError, RecipeError
 from edgefuse.recipe import Recipe
 from edgefuse.stage import Context, stage
 from edgefuse.target import Target
@@ -37,6 +37,7 @@ _FLOAT_RELATIVE_ERROR = 1e-5
     applies=lambda recipe: recipe.memory is not None,
 )
 def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Product:
+    from edgefuse.memory.shrink.out_of_reach import OutOfReach, remedies
     from edgefuse.memory.shrink.shrink import shrink
     from edgefuse.tflite.feeds import with_output_layouts
     from edgefuse.tflite.read import read_model, signature_of
@@ -52,7 +53,14 @@ def run(inputs: Mapping[str, Artifact], recipe: Recipe, context: Context) -> Pro
             hint="give memory.tiles.last or memory.arena_bytes, or a target with "
             "limits.arena_bytes",
         )
-    data, done = shrink(given.path.read_bytes(), wish)
+    try:
+        data, done = shrink(given.path.read_bytes(), wish)
+    except OutOfReach as error:
+        assert recipe.memory is not None
+        own = recipe.memory.arena_bytes is not None
+        key = "memory.arena_bytes" if own else "limits.arena_bytes of the target"
+        hint = remedies(error, key, "memory.max_extra_multiply_adds")
+        raise GateFailed(error.message, hint=hint, where=key) from None
     if done.turned_outputs:
         raise RecipeError(
             f"output {done.turned_outputs[0]!r} is a picture: without REVERSE_V2 it would come out "
@@ -154,6 +162,12 @@ def _proof(given: Artifact, made: Path, recipe: Recipe, context: Context) -> dic
 
 def _summary(done: Mapping[str, Any]) -> str:
     kept = [step["did"] for step in done["steps"] if step["kept"]]
-    sizes = f"arena {done['arena_bytes_before']:,} to {done['arena_bytes']:,} bytes"
+    before, goal = done["arena_bytes_before"], done["goal"]
+    if not kept:
+        if goal is not None and before <= goal:
+            return f"arena {before:,} bytes, within the goal of {goal:,} already"
+        return "nothing makes its arena smaller"
+    sizes = f"arena {before:,} to {done['arena_bytes']:,} bytes, "
+    sizes += f"file {done['file_bytes_before']:,} to {done['file_bytes']:,} bytes"
     extra = f", {done['extra_share']:+.1%} multiply-adds" if done["extra_share"] else ""
-    return f"{sizes}{extra}: {'; '.join(kept)}" if kept else "nothing makes its arena smaller"
+    return f"{sizes}{extra}: {'; '.join(kept)}"

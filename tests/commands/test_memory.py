@@ -156,6 +156,23 @@ def test_the_largest_batch_scales_the_plan() -> None:
     assert _document(edgefuse("memory", "mobile.tflite", "--json"))["largest_batch"] is None
 
 
+def test_what_a_recipe_with_that_goal_would_reach_is_tried_and_the_hint_holds(folder: Path) -> None:
+    """Turned padding and tiles together reach less than each alone."""
+    (folder / "small.tflite").write_bytes(mobile())
+    ended = edgefuse("memory", "small.tflite", "--json", "--memory", "100")
+    document = _document(ended)
+    least = document["largest_batch"]["least_bytes"]
+    assert ended.code == 1 and f"give --memory of at least {least} bytes" in ended.err
+    for memory_bytes, code in ((least, 0), (least - 1, 1)):
+        ended = edgefuse("memory", "small.tflite", "--json", "--memory", memory_bytes)
+        assert ended.code == code
+        document = _document(ended)
+        assert document["largest_batch"]["least_bytes"] == least
+        applied = [row["arena_bytes"] for row in document["techniques"] if row["applies"]]
+        assert (min(applied) <= memory_bytes) is (code == 0)
+        assert document["techniques"][-1]["name"] == "as the recipe would"
+
+
 def test_the_target_says_whose_arena_counts() -> None:
     document = _document(edgefuse("memory", "mobile.tflite", "--json", "--target", "host"))
     assert document["target"] == "host"

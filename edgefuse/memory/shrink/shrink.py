@@ -17,13 +17,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from edgefuse.errors import EdgefuseError, GateFailed, StageError, UsageError
+from edgefuse.errors import StageError, UsageError
 from edgefuse.memory.shrink.absorb_pad import Absorbed, Form, absorb_padding
 from edgefuse.memory.shrink.edges import edges_apart
 from edgefuse.memory.shrink.judge import Judged, bytes_moved, judged
 from edgefuse.memory.shrink.multiply_adds import multiply_adds
 from edgefuse.memory.shrink.order import order
-from edgefuse.memory.shrink.tile import tile
+from edgefuse.memory.shrink.out_of_reach import OutOfReach
+from edgefuse.memory.shrink.tile import GOAL_HINT, tile
 from edgefuse.memory.shrink.wish import KEPT, Choice, Kernels, Shrunk, Step, Wish
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ def shrink(data: bytes, wish: Wish) -> tuple[bytes, Shrunk]:
     Raises:
         SourceError, StageError: the file cannot be read, or its memory not be planned.
         UsageError: the wish contradicts itself.
-        GateFailed: the goal is out of reach; the message names the bound and what blocks it.
+        OutOfReach: of the goal; the message names the least, the bound and what blocks it.
     """
     _check(wish)
     given = _held(data, wish)
@@ -116,6 +117,8 @@ def shrink(data: bytes, wish: Wish) -> tuple[bytes, Shrunk]:
         operators=len(best.model.operators),
         bytes_moved_before=given.bytes_moved,
         bytes_moved=best.bytes_moved,
+        file_bytes_before=len(given.data),
+        file_bytes=len(best.data),
         turned_inputs=best.turned_inputs,
         turned_outputs=best.turned_outputs,
         choice=best.choice,
@@ -160,6 +163,8 @@ def _stepped(before: _Held, after: _Held, name: str, did: str, why_not: str = ""
         operators=len(after.model.operators),
         kept=not why_not,
         why_not=why_not,
+        file_bytes_before=len(before.data),
+        file_bytes=len(after.data),
     )
 
 
@@ -277,20 +282,32 @@ def _within(kept: list[_Held], wish: Wish, given: _Held, goal: int) -> _Held:
         free = {"keep", *FREE[wish.kernels]} if wish.padding == "auto" else {wish.padding}
         return min(fits, key=lambda held: (held.choice.padding not in free, held.cost))
     found: list[_Held] = []
-    blocked: list[tuple[int, EdgefuseError]] = []
+    blocked: list[OutOfReach] = []
     for held in kept:
         try:
             found.append(_tiled(held, wish, given))
-        except (GateFailed, StageError) as error:
-            blocked.append((held.arena.arena_bytes, error))
+        except OutOfReach as error:
+            blocked.append(error)
+        except StageError as error:
+            whole = held.arena.arena_bytes if wish.tiles is None else None
+            blocked.append(OutOfReach(error.message, least_bytes=whole, exact=True))
     if found:
         return min(found, key=lambda held: held.cost)
-    bound = min(held.arena.bound_bytes for held in kept)
-    raise GateFailed(
-        f"the arena cannot keep to {goal} bytes: {blocked[0][1].message}; untiled it needs "
-        f"{min(held.arena.arena_bytes for held in kept)} bytes (bound: {bound})",
-        hint=blocked[0][1].hint,
-        where=blocked[0][1].where,
+    closest = min(
+        blocked,
+        key=lambda error: (error.least_bytes is None, error.least_bytes or 0),
+    )
+    enough = [e.sufficient_multiply_adds for e in blocked if e.sufficient_multiply_adds is not None]
+    untiled = min((held.arena for held in kept), key=lambda arena: arena.arena_bytes)
+    raise OutOfReach(
+        f"the arena cannot keep to {goal} bytes: {closest.message}; untiled it needs "
+        f"{untiled.arena_bytes} bytes (bound: {untiled.bound_bytes})",
+        least_bytes=closest.least_bytes,
+        exact=all(error.exact for error in blocked),
+        sufficient_multiply_adds=min(enough, default=None),
+        multiply_adds=given.multiply_adds,
+        hint=GOAL_HINT,
+        where=given.model.where,
     )
 
 

@@ -21,17 +21,18 @@ segment.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING
 
-from edgefuse.errors import GateFailed, StageError, UsageError
+from edgefuse.errors import StageError, UsageError
 from edgefuse.memory.arena import Live, peak
 from edgefuse.memory.liveness.tflite import live_buffers
 from edgefuse.memory.shrink.judge import Runtime, alive_at_once, judged, sharing_of
 from edgefuse.memory.shrink.multiply_adds import multiply_adds, of_operator
 from edgefuse.memory.shrink.opened import opened
+from edgefuse.memory.shrink.out_of_reach import OutOfReach
 from edgefuse.memory.shrink.tile_draft import as_model, draft
 from edgefuse.memory.shrink.tile_segment import Segment, made_along, segments
 from edgefuse.memory.shrink.tile_write import write
@@ -42,7 +43,8 @@ if TYPE_CHECKING:
 MOST_TILES_AN_AXIS = 8
 _MOST_STEPS = 128  # Operators of a segment; by then a tile needs the whole picture.
 _EFFORT = 500_000  # Operators of all files that are drafted in a search.
-_GOAL_HINT = "give a larger goal, a smaller input picture, or a narrower network"
+_EFFORT_OF_HINT = 20_000  # Of those beyond the limit of multiply-adds.
+GOAL_HINT = "give a larger goal, a smaller input picture, or a narrower network"
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,7 @@ def tile(
         SourceError, StageError: the file cannot be read, its memory not be planned, or none of its
             operators can be tiled.
         UsageError: neither a goal nor both ``grid`` and ``last``.
-        GateFailed: nothing keeps to the goal; the message names the least arena and its tensors.
+        OutOfReach: nothing keeps to the goal; the message names the least arena and its tensors.
     """
     from edgefuse.tflite.read import parse_model
 
@@ -162,36 +164,92 @@ def _chosen(
         return None
     limit = max_extra_share * multiply_adds(model)
     rest = {segment.end: _rest_peak(model, segment, runtime) for segment in found}
-    choices = sorted(
-        (c for c in _choices(model, found, grid) if goal is None or c.extra <= limit),
+    every = sorted(
+        _choices(model, found, grid),
         key=lambda c: (c.extra, c.grid[0] * c.grid[1], c.segment.end),
     )
-    spent = 0
-    for choice in choices:
-        if goal is None:
-            return choice
-        if rest[choice.segment.end] > goal:
-            continue
-        spent += len(model.operators) + _drafted(choice)
-        if spent > _EFFORT:
-            break
-        planned = as_model(model, draft(model, choice.segment, choice.grid))
-        if alive_at_once(planned, runtime) > goal:
-            continue
-        if judged(planned, runtime).arena_bytes <= goal:
-            return choice
     if goal is None:
+        if every:
+            return every[0]
         raise UsageError(
             f"no grid of {grid} tiles in the result of {_label(model, found[0].end - 1)}",
             hint="(1, 1) is no tiling, and no tile may be empty",
             where=model.where,
         )
-    raise GateFailed(
+    choices = [choice for choice in every if choice.extra <= limit]
+    bounds: dict[int, int] = {}
+    reached, enough = len(choices), None
+    spent, effort = 0, _EFFORT
+    for turn, choice in enumerate(every):
+        if turn == len(choices):  # From here on it is only for the hint.
+            effort = min(effort, spent + _EFFORT_OF_HINT)
+        bounds[turn] = rest[choice.segment.end]
+        if bounds[turn] > goal:
+            continue
+        spent += _drafted(model, choice)
+        if spent > effort:
+            reached = min(turn, reached)
+            break
+        planned = as_model(model, draft(model, choice.segment, choice.grid))
+        bounds[turn] = alive_at_once(planned, runtime)
+        if bounds[turn] <= goal and judged(planned, runtime).arena_bytes <= goal:
+            if turn < len(choices):
+                return choice
+            enough = choice.extra
+            break
+    whole = before if grid is None else None
+    least, held, exact = _least(model, choices[:reached], bounds, rest, whole, runtime)
+    raise OutOfReach(
         f"no tiling keeps the arena to {goal} bytes with at most "
-        f"{max_extra_share:.0%} more multiply-adds: {_blocked(model, choices, runtime)}",
-        hint=_GOAL_HINT,
+        f"{100 * max_extra_share:.3g}% more multiply-adds: "
+        f"{_blocked(held, least, exact and reached == len(choices), runtime)}",
+        least_bytes=least,
+        exact=exact and reached == len(choices),
+        sufficient_multiply_adds=None if enough is None else multiply_adds(model) + enough,
+        hint=GOAL_HINT,
         where=model.where,
     )
+
+
+def _least(
+    model: TfliteModel,
+    choices: Sequence[_Choice],
+    bounds: Mapping[int, int],
+    rest: Mapping[int, int],
+    whole: int | None,
+    runtime: Runtime,
+) -> tuple[int | None, TfliteModel, bool]:
+    """The least arena of what a search for it as the goal comes to, and its model; and whether
+    every choice was judged, by its arena or by a bound that is not below the least.
+
+    Args:
+        choices: in the order of the search.
+        bounds: by turn, what the arena is not below.
+        whole: the arena without tiles, where that is a choice.
+    """
+    least, held, exact = whole, model, True
+    spent = 0
+    turns = range(len(choices))
+    for turn in sorted(turns, key=lambda t: (bounds[t], _drafted(model, choices[t]), t)):
+        choice = choices[turn]
+        if least is not None and bounds[turn] >= least:
+            break
+        spent += _drafted(model, choice)
+        if spent > _EFFORT:
+            exact = False
+            break
+        planned = as_model(model, draft(model, choice.segment, choice.grid))
+        if least is not None and alive_at_once(planned, runtime) >= least:
+            continue
+        arena = judged(planned, runtime).arena_bytes
+        if least is not None and arena >= least:
+            continue
+        before = (c for c in choices[: turn + 1] if rest[c.segment.end] <= arena)
+        if sum(_drafted(model, c) for c in before) > _EFFORT:
+            exact = False  # A search for it would end before it comes to it.
+            continue
+        least, held = arena, planned
+    return least, held, exact
 
 
 def _choices(
@@ -222,9 +280,9 @@ def _choices(
                 yield _Choice(total - whole, segment, one)
 
 
-def _drafted(choice: _Choice) -> int:
-    """Operators of a choice's draft, about."""
-    return len(choice.segment.steps) * choice.grid[0] * choice.grid[1]
+def _drafted(model: TfliteModel, choice: _Choice) -> int:
+    """Operators of the file with a choice's draft, about."""
+    return len(model.operators) + len(choice.segment.steps) * choice.grid[0] * choice.grid[1]
 
 
 def _product(*factors: Sequence[int]) -> int:
@@ -242,23 +300,17 @@ def _rest_peak(model: TfliteModel, segment: Segment, runtime: Runtime) -> int:
     )[0]
 
 
-def _blocked(model: TfliteModel, choices: list[_Choice], runtime: Runtime) -> str:
-    """The least arena of all choices, by what is alive at once, and its largest tensors."""
-    least = model
-    buffers = live_buffers(model, sharing_of(runtime))
-    spent = 0
-    for choice in sorted(choices, key=_drafted):
-        spent += len(model.operators) + _drafted(choice)
-        if spent > _EFFORT // 2:
-            break
-        planned = as_model(model, draft(model, choice.segment, choice.grid))
-        held = live_buffers(planned, sharing_of(runtime))
-        if peak(held)[0] < peak(buffers)[0]:
-            least, buffers = planned, held
-    most, step = peak(buffers)
-    alive = sorted((b for b in buffers if b.first <= step <= b.last), key=lambda b: -b.size_bytes)
+def _blocked(held: TfliteModel, least: int | None, exact: bool, runtime: Runtime) -> str:
+    """The least arena and the largest tensors of its peak."""
+    if least is None:
+        return "no such tiling is that cheap"
+    arena = judged(held, runtime)
+    most, step = arena.bound_bytes, arena.peak_step
+    alive = sorted(
+        (b for b in arena.buffers if b.first <= step <= b.last), key=lambda b: -b.size_bytes
+    )
     names = ", ".join(f"{b.name} ({b.size_bytes} bytes)" for b in alive[:3])
     return (
-        f"the least is {judged(least, runtime).arena_bytes} bytes, of which {most} are alive at "
-        f"{least.operators[step].label}, most of them {names}"
+        f"the least {'is' if exact else 'found is'} {least} bytes, of which {most} are alive at "
+        f"{held.operators[step].label}, most of them {names}"
     )

@@ -84,7 +84,7 @@ class Step:
     Attributes:
         name: ``padding``, ``order``, ``tiles``, ``edges``.
         did: for people, one sentence.
-        arena_bytes, multiply_adds, operators: behind it, if it had been kept.
+        arena_bytes, multiply_adds, operators, file_bytes: behind it, if it had been kept.
         why_not: empty when it was kept.
     """
 
@@ -98,6 +98,8 @@ class Step:
     operators: int
     kept: bool
     why_not: str = ""
+    file_bytes_before: int = 0
+    file_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -108,6 +110,7 @@ class Shrunk:
         goal: in bytes; None without one.
         bound_bytes: no plan of the result, in its order of operators, needs less.
         bytes_moved: what all operators read and write.
+        file_bytes: tiles have operators of their own, which the file grows by.
         turned_inputs: names of inputs whose picture must be given turned by 180 degrees.
         turned_outputs: names of outputs that come out turned.
     """
@@ -125,6 +128,8 @@ class Shrunk:
     operators: int
     bytes_moved_before: int
     bytes_moved: int
+    file_bytes_before: int = 0
+    file_bytes: int = 0
     turned_inputs: tuple[str, ...] = ()
     turned_outputs: tuple[str, ...] = ()
     choice: Choice = KEPT

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from edgefuse.errors import GateFailed, UsageError
 from edgefuse.memory.shrink.absorb_pad import absorb_padding
 from edgefuse.memory.shrink.judge import judged
+from edgefuse.memory.shrink.out_of_reach import OutOfReach, remedies
 from edgefuse.memory.shrink.shrink import Kernels, Wish, shrink
 from edgefuse.tflite.read import parse_model
 
@@ -85,6 +87,34 @@ def test_the_cheapest_that_keeps_to_the_goal() -> None:
 def test_out_of_reach(arena: Any) -> None:
     with pytest.raises(GateFailed, match=r"cannot keep to 100 bytes: .*bound: \d+"):
         shrink(mobile(), Wish(arena_bytes=100, arena=arena))
+
+
+@pytest.mark.parametrize("padding", ["auto", "keep"])
+def test_the_least_that_is_named_is_reached_and_no_byte_less(padding: Any) -> None:
+    data, wish = mobile(), Wish(padding=padding, max_extra_multiply_adds=0.3)
+    with pytest.raises(OutOfReach) as refused:
+        shrink(data, replace(wish, arena_bytes=100))
+    least = refused.value.least_bytes
+    assert least is not None and refused.value.exact
+    assert f"the least is {least} bytes" in refused.value.message
+    assert shrink(data, replace(wish, arena_bytes=least))[1].arena_bytes == least
+    with pytest.raises(OutOfReach) as closer:
+        shrink(data, replace(wish, arena_bytes=least - 1))
+    assert closer.value.least_bytes == least
+    share = closer.value.sufficient_share
+    assert share is not None and share > 0.3
+    reached = replace(wish, arena_bytes=least - 1, max_extra_multiply_adds=share)
+    assert shrink(data, reached)[1].arena_bytes < least
+    hint = remedies(closer.value, "the goal", "the limit")
+    assert f"the goal of at least {least} bytes, the limit of {share:g}, " in hint
+
+
+def test_tiles_make_the_file_larger_and_each_step_tells_it() -> None:
+    data = mobile((32, 32))
+    made, done = shrink(data, Wish(arena_bytes=9000, max_extra_multiply_adds=1.0))
+    tiles = next(step for step in done.steps if step.name == "tiles")
+    assert (done.file_bytes_before, done.file_bytes) == (len(data), len(made))
+    assert tiles.file_bytes_before < tiles.file_bytes
 
 
 def test_out_of_reach_where_nothing_can_be_tiled() -> None:
