@@ -20,7 +20,14 @@ from typing import Any, Literal
 from edgefuse import publish
 from edgefuse.artifact import Artifact
 from edgefuse.console import Console
-from edgefuse.errors import EdgefuseError, GateFailed, Inconclusive, RecipeError, StoreError
+from edgefuse.errors import (
+    EdgefuseError,
+    GateFailed,
+    Inconclusive,
+    RecipeError,
+    StoreError,
+    UsageError,
+)
 from edgefuse.fetch import Downloads
 from edgefuse.keys import key_of, local_file
 from edgefuse.plan import Job, Selection, Step, make_plan, needed_blobs, parts_of
@@ -98,7 +105,8 @@ class Runner:
             if isinstance(error, RecipeError):
                 error.where = self.job.place(error.where)
             self.result.error = error
-            if self.result.outcomes:  # What cannot even be planned says nothing of what is there.
+            # Bad input that no plan is made of says nothing of what lies there.
+            if self.result.outcomes or error.exit_code != UsageError.exit_code:
                 with contextlib.suppress(StoreError):
                     self._withdraw()
         finally:

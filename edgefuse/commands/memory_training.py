@@ -112,6 +112,7 @@ def _rows(
     progress: Callable[[int, int, str], None],
 ) -> list[dict[str, Any]]:
     from edgefuse.memory.remat import compare_step
+    from edgefuse.memory.remat.tried import try_forward
     from edgefuse.sources import torch_callable
 
     assert recipe.model.torch is not None
@@ -124,35 +125,6 @@ def _rows(
     inputs = tuple(
         torch.randn(batch, *given.shape[1:], generator=draw) for given in recipe.model.inputs
     )
-    _try(module, inputs, model.callable)
+    try_forward(module, inputs, model.callable)
     found = compare_step(module, inputs, budgets=budgets, rounds=_ROUNDS, progress=progress)
     return [row.to_json() for row in found]
-
-
-def _try(module: Any, inputs: tuple[Any, ...], where: str) -> None:
-    """Run the module once: whatever is wrong then is the model's fault, not a plan's.
-
-    Raises:
-        SourceError: it fails on the recipe's inputs, or there is nothing to take a loss of.
-    """
-    import torch
-    from torch.utils import _pytree
-
-    from edgefuse.memory.remat.frozen import undisturbed
-
-    try:
-        with undisturbed(module), torch.no_grad():
-            leaves = _pytree.tree_leaves(module(*inputs))
-    except (Exception, SystemExit) as error:
-        text = " ".join(str(error).split())[:300]
-        raise SourceError(
-            f"the model does not run on {len(inputs[0])} samples: {type(error).__name__}: {text}",
-            where=where,
-            hint="check model.inputs against forward()",
-        ) from error
-    if not any(isinstance(x, torch.Tensor) and x.is_floating_point() for x in leaves):
-        raise SourceError(
-            "no output is a floating-point tensor: there is no loss to train by",
-            where=where,
-            hint="give a model whose forward() returns the scores themselves",
-        )
