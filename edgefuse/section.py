@@ -5,6 +5,8 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
+from edgefuse.sizes import size_or_as_given
+
 SHA256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$", description="SHA-256, 64 hex digits.")]
 NAME = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
 
@@ -19,6 +21,10 @@ def _fraction(value: Any) -> Any:
 
 
 Number = Annotated[float, BeforeValidator(_fraction)]
+
+_Whole = Annotated[int, Field(gt=0)]
+#: A size: bytes, or words as 512KiB.
+Bytes = Annotated[_Whole, BeforeValidator(size_or_as_given, json_schema_input_type=_Whole | str)]
 
 
 class Section(BaseModel):

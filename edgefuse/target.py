@@ -17,7 +17,7 @@ from pydantic import Field, model_validator
 from typing_extensions import Self
 
 from edgefuse.errors import RecipeError
-from edgefuse.section import NAME, Section
+from edgefuse.section import NAME, Bytes, Section
 from edgefuse.yaml_file import load
 
 
@@ -134,8 +134,12 @@ class Calibration(Section):
 class Limits(Section):
     """What the board has; the memory gate judges a model by them beside the recipe's own."""
 
-    arena_bytes: int | None = Field(None, gt=0, description="Memory for activations.")
-    model_bytes: int | None = Field(None, gt=0, description="Room for one model file.")
+    arena_bytes: Bytes | None = Field(
+        None, description="Memory for activations, in bytes or as 512KiB."
+    )
+    model_bytes: Bytes | None = Field(
+        None, description="Room for one model file, in bytes or as 2MiB."
+    )
 
 
 class Support(Section):

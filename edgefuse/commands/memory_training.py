@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from edgefuse import console as consoles
-from edgefuse.errors import EdgefuseError, GateFailed, RecipeError, SourceError, UsageError
+from edgefuse.errors import EdgefuseError, GateFailed, RecipeError, UsageError
 from edgefuse.job import make_job
 from edgefuse.log_file import logged
 from edgefuse.sizes import budget_of

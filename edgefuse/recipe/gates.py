@@ -5,7 +5,7 @@ from typing_extensions import Self
 
 from edgefuse.recipe.files import LocalFile
 from edgefuse.recipe.quantize import Goal
-from edgefuse.section import NAME, Section
+from edgefuse.section import NAME, Bytes, Section
 
 
 class AccuracyGate(Section):
@@ -31,8 +31,12 @@ class AccuracyGate(Section):
 class MemoryGate(Section):
     """Bytes the target's runtime needs for the int8 model."""
 
-    max_arena_bytes: int = Field(gt=0, description="Activations, built-in kernels.")
-    max_model_bytes: int | None = Field(None, gt=0, description="Size of the .tflite file.")
+    max_arena_bytes: Bytes = Field(
+        description="Activations, built-in kernels; in bytes or as 512KiB."
+    )
+    max_model_bytes: Bytes | None = Field(
+        None, description="Size of the .tflite file, in bytes or as 2MiB."
+    )
 
 
 class LatencyGate(Section):

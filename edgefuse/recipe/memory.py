@@ -1,11 +1,10 @@
 """What a recipe says about memory: how the int8 file is rewritten so that its arena shrinks."""
 
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
-from edgefuse.section import Section
-from edgefuse.sizes import size_or_as_given
+from edgefuse.section import Bytes, Section
 
 
 class Tiles(Section):
@@ -49,9 +48,8 @@ class Memory(Section):
         "stride 2 may be computed apart, where the rest then runs in a faster kernel (builtin and "
         "legacy) and the arena stays.",
     )
-    arena_bytes: Annotated[int | None, BeforeValidator(size_or_as_given)] = Field(
+    arena_bytes: Bytes | None = Field(
         None,
-        gt=0,
         description="Goal for what activations need, in bytes or as 512KiB (tflite-micro: the "
         "arena's head; the memory gate measures the interpreter's structures too, which grow with "
         "tiles, as the file does). The cheapest rewrites that reach it are made; when none does, "

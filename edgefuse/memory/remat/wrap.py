@@ -233,8 +233,8 @@ class Study:
         share = 100 * least / self.eager_peak_bytes
         return GateFailed(
             f"no plan keeps the training step within {_mib(wanted)}: the least reachable is "
-            f"{_mib(least)} ({least} bytes of {wanted}, {share:.1f}% of the eager peak)"
-            + (f"; not recomputed: {reasons}" if reasons else ""),
+            f"{_mib(least)} ({least:,} bytes where {wanted:,} are allowed, {share:.1f}% of the "
+            "eager peak)" + (f"; not recomputed: {reasons}" if reasons else ""),
             hint="raise the budget, or lower the batch",
             where=name,
         )
