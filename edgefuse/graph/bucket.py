@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from math import lcm
 from typing import TYPE_CHECKING, Any
 
-from edgefuse.errors import ParityError, RecipeError, ToolError
+from edgefuse.errors import ParityError, RecipeError, StageError, ToolError
 from edgefuse.graph.cost import kernel_of
 from edgefuse.graph.flops import SHAPE_ONLY, extents
 from edgefuse.graph.shapes import BAKED, InputShapes, Reshaped, at_shapes
@@ -77,7 +77,7 @@ def prove(
     candidate = at_shapes(fused, shapes, where=where)
     try:
         feed = seeded_feed(reference.proto, seed=seed)
-    except MemoryError as error:
+    except (MemoryError, StageError) as error:
         raise RecipeError(
             f"{label}: there is not enough memory for its inputs",
             hint="give smaller sizes, or leave the bucket out",
