@@ -138,7 +138,7 @@ def test_below_the_least_it_is_refused_with_the_figure() -> None:
     with pytest.raises(GateFailed, match="the least reachable is") as caught:
         study.rematerialise(0.05)
     assert caught.value.exit_code == 1
-    least = int(caught.value.message.split("(")[1].split(" bytes")[0])
+    least = int(caught.value.message.split("(")[1].split(" bytes")[0].replace(",", ""))
     assert study.rematerialise(least).peak_bytes <= least
     assert not any("forward" in vars(m) for m in Net().modules())
 
