@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from edgefuse import pictures
 from edgefuse.arrays import ArrayFile
@@ -24,6 +24,7 @@ from edgefuse.errors import DataError, RecipeError
 from edgefuse.fetch import local_path
 from edgefuse.listing import Memo, Picture, folder_pictures, manifest_pictures
 from edgefuse.recipe import Blob, Preprocess, Samples
+from edgefuse.recipe.shapes import Input
 
 if TYPE_CHECKING:
     import numpy as np
@@ -34,16 +35,6 @@ if TYPE_CHECKING:
 
     Float32 = npt.NDArray[np.float32]
     Feeds = dict[str, Float32]
-
-
-class Input(Protocol):
-    """One model input: its name and static shape, batch first."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def shape(self) -> tuple[int, ...]: ...
 
 
 @dataclass(frozen=True)

@@ -79,17 +79,13 @@ class Grouped:
     ) -> None:
         self.layers, self.stages, self.samples = tuple(layers), tuple(stages), samples
         self.shape, self.dtype = tuple(example.shape), example.dtype
-        self.runs_again, self.over, self.otherwise = (
-            again is not None,
-            over,
-            again or InARow(layers),
-        )
+        self.runs_again, self.over = again is not None, over
+        self.otherwise = again or InARow(layers)
 
     def __call__(self, x: Tensor) -> Tensor:
         if not self._serves(x):
             return self.otherwise(x)
-        parameters = self.parameters()
-        found: Tensor = _function().apply(x, self, *parameters)
+        found: Tensor = _function().apply(x, self, *self.parameters())
         return found
 
     def _serves(self, x: Tensor) -> bool:
@@ -112,18 +108,16 @@ class Grouped:
         for begin in range(0, count, self.samples):
             yield slice(begin, begin + self.samples)
 
-    def first(self, x: Tensor) -> tuple[Tensor, list[Tensor], Values]:
-        """The result, mean and 1/deviation of every norm, and the values for backward."""
+    def first(self, x: Tensor) -> tuple[Tensor, list[Tensor], Tensor]:
+        """The result, mean and 1/deviation of every norm, and what the last convolution reads."""
         statistics: list[Tensor] = []
-        values: Values = []
         own = self.over is not None
-        x = x.detach()
+        x = z = x.detach()
         for stage in self.stages:
-            a, z = None, x
+            z = x
             if stage.norm is not None:
                 z, *found = Normalise(stage.norm).take(x, over=own and self.runs_again)
                 statistics += found
-                a = x
             elif stage.most is not None and not own:
                 z = x.clone()
             whole = _Whole(len(x))
@@ -131,9 +125,7 @@ class Grouped:
                 stage.activate(z[part])
                 whole.put(part, stage.convolve(z[part]))
             x, own = whole.joined(), True
-            if not self.runs_again:
-                values.append((a, z))
-        return x, statistics, values
+        return x, statistics, z
 
     def again(self, x: Tensor, statistics: Sequence[Tensor]) -> Values:
         """The values for backward, computed anew."""
@@ -243,21 +235,19 @@ def _function() -> Any:
     class Row(torch.autograd.Function):  # type: ignore[misc]
         @staticmethod
         def forward(ctx: Any, x: Tensor, row: Grouped, *parameters: Any) -> Tensor:
-            y, statistics, values = row.first(x)
-            held = [x] if row.runs_again else [z for _, z in values]
-            ctx.row, ctx.count, ctx.given = row, len(statistics), Given(parameters)
-            ctx.save_for_backward(*statistics, *held)
+            y, statistics, z = row.first(x)
+            ctx.row, ctx.given = row, Given(parameters)
+            # What is kept is a single stage without a norm: that is all its backward reads.
+            ctx.save_for_backward(*statistics, x if row.runs_again else z)
             return y
 
         @staticmethod
         @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
         def backward(ctx: Any, *grads: Tensor) -> Any:
-            row, saved = ctx.row, ctx.saved_tensors
+            row = ctx.row
+            *statistics, held = ctx.saved_tensors
             ctx.given.check(row.parameters())
-            statistics, held = saved[: ctx.count], saved[ctx.count :]
-            del saved
-            again = row.runs_again
-            values = row.again(held[0], statistics) if again else [(None, held[0])]
+            values = row.again(held, statistics) if row.runs_again else [(None, held)]
             del held
             asked = [ctx.needs_input_grad[0], *ctx.needs_input_grad[2:]]
             of_input, *others = row.back(values, statistics, grads[0].contiguous(), asked)
